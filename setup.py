@@ -1,0 +1,79 @@
+"""Builds kvlink._native from csrc/, bindings/, nanobind's source and UCX's headers. Nothing of UCX is linked."""
+
+import importlib.util
+import os
+import shlex
+import subprocess
+import sys
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+SOURCES = [str(path) for folder in ("bindings", "csrc") for path in sorted(Path(folder).rglob("*.cpp"))]
+WARNINGS = ["-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror"]
+if Path("PKG-INFO").exists():  # A release must build with compilers that know warnings of which we have not heard.
+    WARNINGS.remove("-Werror")
+SANITIZE = os.environ.get("KVLINK_SANITIZE", "")
+OPTIMISE = [f"-fsanitize={SANITIZE}", "-O1", "-g", "-fno-omit-frame-pointer"] if SANITIZE else ["-O3", "-DNDEBUG"]
+OBJECTS = Path("build", f"native-{SANITIZE.replace(',', '-') or 'release'}")  # kept, so that a next build can skip
+NO_UCX = """kvlink cannot be built without UCX's headers: install the package libucx-cu12==1.14.1.post2 \
+or set KVLINK_UCX_INCLUDE to the folder that holds ucp/api/ucp.h."""
+
+
+def package_folder(package: str) -> Path | None:
+    """Return where `package` is installed, without importing it."""
+    spec = importlib.util.find_spec(package)
+    return Path(next(iter(spec.submodule_search_locations))) if spec else None
+
+
+def ucx_include() -> str:
+    """Return the folder of UCX's headers: KVLINK_UCX_INCLUDE, else the one inside the libucx package."""
+    folder = os.environ.get("KVLINK_UCX_INCLUDE") or (package_folder("libucx") or Path()) / "include"
+    return str(folder) if Path(folder, "ucp/api/ucp.h").is_file() else sys.exit(NO_UCX)
+
+
+def is_current(output: Path, command: str) -> bool:
+    """Return whether `output` was made by this very command, from files that have not changed since."""
+    depends, recorded = output.with_suffix(".d"), output.with_suffix(".command")
+    if not (output.exists() and depends.exists() and recorded.exists() and recorded.read_text() == command):
+        return False
+    needed = map(Path, depends.read_text().replace("\\\n", " ").split(":", 1)[1].split())
+    # The command is recorded just before the compiler starts, so an edit while it ran counts as newer.
+    return all(path.exists() and path.stat().st_mtime < recorded.stat().st_mtime for path in needed)
+
+
+class BuildNative(build_ext):
+    """Compiles in parallel (KVLINK_BUILD_JOBS, else every core), and only what changed."""
+
+    def build_extension(self, ext: Extension) -> None:
+        """Compile what is out of date and link it all."""
+        nanobind, cxx = package_folder("nanobind"), shlex.split(os.environ.get("CXX", "g++"))
+        system = [ucx_include(), sysconfig.get_path("include"), nanobind / "include"]
+        flags = [*OPTIMISE, "-std=c++20", "-fPIC", "-fvisibility=hidden", "-pthread", "-Icsrc", "-Ibindings"]
+        flags += [part for folder in system for part in ("-isystem", str(folder))]
+        flags += shlex.split(os.environ.get("CXXFLAGS", ""))
+
+        def compile_one(source: str) -> str:
+            ours = source in SOURCES
+            output = (OBJECTS / (source if ours else "nanobind.cpp")).with_suffix(".o")
+            own = WARNINGS if ours else ["-w", "-fno-strict-aliasing", f"-I{nanobind}/ext/robin_map/include"]
+            command = shlex.join([*cxx, *flags, "-MMD", "-c", source, "-o", str(output)])
+            if not is_current(output, command):
+                output.parent.mkdir(parents=True, exist_ok=True)
+                output.unlink(missing_ok=True)
+                output.with_suffix(".command").write_text(command)
+                if subprocess.run([*shlex.split(command), *own], check=False).returncode:
+                    sys.exit(f"kvlink: {source} does not compile, see above.")
+            return str(output)
+
+        with ThreadPoolExecutor(int(os.environ.get("KVLINK_BUILD_JOBS") or os.cpu_count() or 1)) as pool:
+            objects = list(pool.map(compile_one, [str(nanobind / "src/nb_combined.cpp"), *SOURCES]))
+        target = Path(self.get_ext_fullpath(ext.name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run([*cxx, *OPTIMISE, "-shared", "-pthread", *objects, "-ldl", "-o", str(target)], check=True)
+
+
+setup(ext_modules=[Extension("kvlink._native", SOURCES)], cmdclass={"build_ext": BuildNative})
