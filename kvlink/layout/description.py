@@ -1,0 +1,169 @@
+"""From tensors to the parts of a layout: which element each dimension of a tensor counts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvlink.errors import InvalidArgument
+from kvlink.layout.geometry import Component, PartLayout
+from kvlink.layout.regions import MemoryRegion
+from kvlink.layout.tensors import TensorView, read_tensor
+
+__all__ = ["DescribedTensors", "TensorDescription"]
+
+
+@dataclass(slots=True, kw_only=True)
+class DescribedTensors:
+    """What was read so far: parts with their absolute addresses, and the memory that they lie in."""
+
+    parts: list[tuple[int, PartLayout]]
+    extents: list[MemoryRegion]
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorDescription:
+    """What the caller says about all tensors of a group. ``layers`` belongs to a layer axis."""
+
+    axes: tuple[str, ...]
+    block_tokens: int
+    group: str
+    heads: range | None
+    total_kv_heads: int | None
+    layers: tuple[str, ...] | None
+    dtype: str | None
+
+    def __post_init__(self) -> None:
+        """Refuse arguments that contradict each other.
+
+        Raises
+        ------
+        InvalidArgument
+            If they do.
+        """
+        if ("layer" in self.axes) != (self.layers is not None):
+            raise InvalidArgument("layers=[names] goes with a layer axis, and a layer axis with layers=[names]")
+        if self.layers is not None and len(set(self.layers)) != len(self.layers):
+            raise InvalidArgument("layers has a name twice")
+        if "head" not in self.axes:
+            if self.heads is not None or self.total_kv_heads not in (None, 1):
+                raise InvalidArgument("heads and total_kv_heads need a head axis; without one, data is replicated")
+        elif self.heads is not None:
+            self._check_heads(self.heads)
+
+    def _check_heads(self, heads: range) -> None:
+        if not isinstance(heads, range) or heads.step != 1 or not heads or heads.start < 0:
+            raise InvalidArgument(f"heads must be a range of step 1 with at least one head, not {heads!r}")
+        if self.total_kv_heads is None:
+            raise InvalidArgument(f"heads={heads!r} needs total_kv_heads, the number of KV heads of the model")
+
+    def read(self, tensors: Mapping[str, Any]) -> DescribedTensors:
+        """Read all tensors.
+
+        Raises
+        ------
+        InvalidArgument
+            If a shape does not fit the description, or two tensors differ in their number of blocks.
+        UnsupportedMemory
+            If a tensor shows no memory.
+        """
+        if not isinstance(tensors, Mapping) or not tensors:
+            raise InvalidArgument("tensors must map at least one layer name to a tensor")
+        if self.layers is not None and len(tensors) != 1:
+            raise InvalidArgument(f"a layer axis goes with one tensor for all layers, not {len(tensors)}")
+        described = DescribedTensors(parts=[], extents=[], num_blocks=0)
+        for layer, value in tensors.items():
+            if not isinstance(layer, str):
+                raise InvalidArgument(f"layer names are strings, not {type(layer).__name__}")
+            for name, component, tensor in self._components(layer, value):
+                self._add(described, layer, component, name, read_tensor(name, tensor))
+        return described
+
+    def _components(self, layer: str, value: Any) -> Iterator[tuple[str, Component | None, Any]]:
+        """Yield each tensor of a layer, with its name for messages and its component; ``None``: it has a kv axis."""
+        if isinstance(value, Mapping):
+            if set(value) != {"k", "v"}:
+                raise InvalidArgument(f"{layer}: a mapping has the tensors 'k' and 'v', not {sorted(map(str, value))}")
+            if "kv" in self.axes:
+                raise InvalidArgument(f"{layer}: tensors of K and V apart have no kv axis")
+            yield f"{layer}[k]", "k", value["k"]
+            yield f"{layer}[v]", "v", value["v"]
+        elif "kv" in self.axes:
+            yield layer, None, value
+        elif "head" in self.axes:
+            raise InvalidArgument(f'{layer}: without a kv axis, give {{"k": tensor, "v": tensor}}')
+        else:
+            yield layer, "latent", value
+
+    def _add(
+        self, described: DescribedTensors, layer: str, component: Component | None, name: str, view: TensorView
+    ) -> None:
+        sizes = self._sizes(name, view)
+        if described.num_blocks not in (0, sizes["block"]):
+            raise InvalidArgument(f"{name} has {sizes['block']} blocks, another tensor has {described.num_blocks}")
+        described.num_blocks = sizes["block"]
+        described.extents.append(_extent(view))
+        strides = dict(zip(self.axes, view.strides, strict=True))
+        layers = (layer,) if self.layers is None else self.layers
+        components: Sequence[Component] = ("k", "v") if component is None else (component,)
+        for i, layer_name in enumerate(layers):
+            for j, component_name in enumerate(components):
+                address = view.address + i * strides.get("layer", 0) + j * strides.get("kv", 0)
+                part = self._part(view, layer_name, component_name, sizes, strides)
+                described.parts.append((address, part))
+
+    def _sizes(self, name: str, view: TensorView) -> dict[str, int]:
+        """Return the tensor's size along each axis, checked against the description."""
+        if len(view.shape) != len(self.axes):
+            raise InvalidArgument(f"{name} has {len(view.shape)} dimensions {view.shape}, axes names {len(self.axes)}")
+        sizes = dict(zip(self.axes, view.shape, strict=True))
+        wanted = {"token": self.block_tokens, "kv": 2}
+        if self.layers is not None:
+            wanted["layer"] = len(self.layers)
+        if self.heads is not None:
+            wanted["head"] = len(self.heads)
+        elif self.total_kv_heads is not None:
+            wanted["head"] = self.total_kv_heads
+        for axis, size in wanted.items():
+            if axis in sizes and sizes[axis] != size:
+                raise InvalidArgument(f"{name} has size {sizes[axis]} on its {axis} axis, not {size}: {view.shape}")
+        return sizes
+
+    def _part(
+        self, view: TensorView, layer: str, component: Component, sizes: dict[str, int], strides: dict[str, int]
+    ) -> PartLayout:
+        head_count = sizes.get("head", 1)
+        return PartLayout(
+            group=self.group,
+            layer=layer,
+            component=component,
+            head_start=0 if self.heads is None else self.heads.start,
+            head_count=head_count,
+            total_kv_heads=head_count if self.total_kv_heads is None else self.total_kv_heads,
+            head_dim=sizes["dim"],
+            element_bytes=view.element_bytes,
+            dtype=_tag(self.dtype, view),
+            region=0,
+            offset=0,
+            block_stride=strides["block"],
+            token_stride=strides["token"],
+            head_stride=strides.get("head", 0),
+            dim_stride=strides["dim"],
+        )
+
+
+def _extent(view: TensorView) -> MemoryRegion:
+    return MemoryRegion(address=view.address, nbytes=view.nbytes, owner=view.owner, kind=view.kind, device=view.device)
+
+
+def _tag(dtype: str | None, view: TensorView) -> str:
+    """Return the tag for the elements; one that names a width must name the width of the tensor's elements."""
+    if dtype is None:
+        return view.dtype
+    width = re.match(r"[a-z]+(\d+)(?:_|$)", dtype)
+    if width is not None and int(width[1]) != view.element_bytes * 8:
+        raise InvalidArgument(f"dtype={dtype!r} for elements of {view.element_bytes} bytes ({view.dtype})")
+    return dtype

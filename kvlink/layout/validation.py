@@ -1,0 +1,93 @@
+"""Checking a layout: one that a peer sent is hostile until this has passed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from kvlink.errors import InvalidArgument
+from kvlink.layout.disjoint import Lattice, find_overlap
+from kvlink.layout.geometry import CacheLayout, GroupLayout, PartLayout
+
+__all__ = ["validate_layout"]
+
+
+def validate_layout(layout: CacheLayout) -> None:
+    """Check that every coordinate has bytes of its own, inside its region.
+
+    Raises
+    ------
+    InvalidArgument
+        For numbers out of their bounds, parts beyond their region, parts or blocks that share bytes, two parts
+        for the same heads, and names that are unknown or there twice.
+    """
+    try:
+        msgspec.convert(msgspec.to_builtins(layout), CacheLayout)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise InvalidArgument(f"the layout is malformed: {error}") from error
+    groups = {group.name: group for group in layout.groups}
+    if len(groups) != len(layout.groups):
+        raise InvalidArgument("the layout has two groups of one name")
+    empty = set(groups) - {part.group for part in layout.parts}
+    if empty:
+        raise InvalidArgument(f"the layout has no layer in group {min(empty)}")
+    lattices: dict[int, list[Lattice]] = {}
+    for part in layout.parts:
+        lattices.setdefault(part.region, []).append(_checked_lattice(part, groups, layout.region_bytes))
+    _refuse_shared_heads(layout.parts)
+    for in_region in lattices.values():
+        found = find_overlap(in_region)
+        if found is not None:
+            raise InvalidArgument(f"{found[0].name} and {found[1].name} share bytes")
+
+
+def _checked_lattice(part: PartLayout, groups: dict[str, GroupLayout], region_bytes: Sequence[int]) -> Lattice:
+    group = groups.get(part.group)
+    if group is None:
+        raise InvalidArgument(f"{part.label}: there is no such group")
+    if part.head_start + part.head_count > part.total_kv_heads:
+        raise InvalidArgument(f"{part.label}: there are {part.total_kv_heads} heads in all")
+    if part.region >= len(region_bytes):
+        raise InvalidArgument(f"{part.label}: region {part.region} of {len(region_bytes)} regions")
+    axes = {
+        "block": (part.block_stride, group.num_blocks),
+        "token": (part.token_stride, group.block_tokens),
+        "head": (part.head_stride, part.head_count),
+        "dim": (part.dim_stride, part.head_dim),
+    }
+    # Innermost first: each axis must step over all that lies inside, or two coordinates share bytes.
+    span = part.element_bytes
+    for name, (stride, count) in sorted(axes.items(), key=lambda item: item[1]):
+        if count == 1:
+            continue
+        if stride < span:
+            raise InvalidArgument(
+                f"{part.label}: its {name}s share bytes: they are {stride} bytes apart and {span} bytes long"
+            )
+        span += stride * (count - 1)
+    if part.offset + span > region_bytes[part.region]:
+        raise InvalidArgument(
+            f"{part.label}: ends at byte {part.offset + span} of a region of {region_bytes[part.region]}"
+        )
+    outermost_first = sorted((axis for axis in axes.values() if axis[1] > 1), reverse=True)
+    return Lattice(part.label, part.offset, tuple(outermost_first), part.element_bytes)
+
+
+def _refuse_shared_heads(parts: Sequence[PartLayout]) -> None:
+    """Two parts for one head would leave open which of them holds the data."""
+    by_component: dict[tuple[str, str, str], list[PartLayout]] = {}
+    for part in parts:
+        by_component.setdefault((part.group, part.layer, part.component), []).append(part)
+    for pieces in by_component.values():
+        pieces.sort(key=lambda part: part.head_start)
+        for left, right in zip(pieces, pieces[1:], strict=False):
+            if right.head_start < left.head_start + left.head_count:
+                raise InvalidArgument(f"{left.label} and {right.label} both hold head {right.head_start}")
+            if (left.total_kv_heads, left.head_dim, left.dtype, left.element_bytes) != (
+                right.total_kv_heads,
+                right.head_dim,
+                right.dtype,
+                right.element_bytes,
+            ):
+                raise InvalidArgument(f"{left.label} and {right.label} differ in more than their heads")
