@@ -1,0 +1,102 @@
+#include "kvlink/plan/block_pairs.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+
+#include "kvlink/error.hpp"
+
+namespace kvlink::plan {
+namespace {
+
+constexpr std::int32_t hole = -1;
+
+std::int32_t entry_of(std::span<const std::int32_t> table, std::uint64_t token, std::uint32_t block_tokens,
+                      const char* side) {
+  const auto index = token / block_tokens;
+  if (index >= table.size()) {
+    throw Error(Code::invalid_argument,
+                std::string("pair blocks: the ") + side + " table has " + std::to_string(table.size()) + " blocks of " +
+                    std::to_string(block_tokens) + " tokens, none for token " + std::to_string(token));
+  }
+  const auto block = table[index];
+  if (block < hole) {
+    throw Error(Code::invalid_argument, std::string("pair blocks: entry ") + std::to_string(index) + " of the " + side +
+                                            " table is " + std::to_string(block));
+  }
+  return block;
+}
+
+/// Two table entries with one block would have two tokens race for the same bytes.
+void refuse_repeats(std::span<const std::int32_t> table) {
+  std::vector<std::int32_t> blocks(table.begin(), table.end());
+  std::ranges::sort(blocks);
+  const auto first_real = std::ranges::upper_bound(blocks, hole);
+  const auto repeat = std::adjacent_find(first_real, blocks.end());
+  if (repeat != blocks.end()) {
+    throw Error(Code::invalid_argument, "pair blocks: target block " + std::to_string(*repeat) + " appears twice");
+  }
+}
+
+/// Entries of the table that hold a token of [first_token, end_token).
+std::span<const std::int32_t> entries_of(std::span<const std::int32_t> table, std::uint32_t block_tokens,
+                                         std::uint64_t first_token, std::uint64_t end_token) {
+  const auto first = std::min<std::uint64_t>(first_token / block_tokens, table.size());
+  const auto end = std::min<std::uint64_t>((end_token - 1) / block_tokens + 1, table.size());
+  return table.subspan(first, end - first);
+}
+
+}  // namespace
+
+std::vector<BlockPair> pair_blocks(std::span<const std::int32_t> source_table, std::uint32_t source_block_tokens,
+                                   std::span<const std::int32_t> target_table, std::uint32_t target_block_tokens,
+                                   std::uint64_t first_token, std::uint64_t end_token) {
+  if (source_block_tokens == 0 || target_block_tokens == 0) {
+    throw Error(Code::invalid_argument, "pair blocks: blocks of 0 tokens");
+  }
+  std::vector<BlockPair> pairs;
+  if (first_token >= end_token) return pairs;
+  const auto wanted = entries_of(target_table, target_block_tokens, first_token, end_token);
+  refuse_repeats(wanted);
+  pairs.reserve(wanted.size() + entries_of(source_table, source_block_tokens, first_token, end_token).size());
+  for (auto token = first_token; token < end_token;) {
+    const auto target_token = static_cast<std::uint32_t>(token % target_block_tokens);
+    const auto target_left = target_block_tokens - target_token;
+    const auto target_block = entry_of(target_table, token, target_block_tokens, "target");
+    if (target_block == hole) {
+      token += target_left;
+      continue;
+    }
+    const auto source_token = static_cast<std::uint32_t>(token % source_block_tokens);
+    const auto source_block = entry_of(source_table, token, source_block_tokens, "source");
+    if (source_block == hole) {
+      throw Error(Code::not_offered, "pair blocks: the target wants token " + std::to_string(token) +
+                                         ", which is in a hole of the source's table");
+    }
+    const auto both = std::min(target_left, source_block_tokens - source_token);
+    const auto tokens = static_cast<std::uint32_t>(std::min<std::uint64_t>(both, end_token - token));
+    pairs.push_back({source_block, target_block, source_token, target_token, tokens, token});
+    token += tokens;
+  }
+  return pairs;
+}
+
+std::vector<std::vector<BlockPair>> pair_groups(const Template& geometry, std::span<const GroupTables> tables,
+                                                std::uint64_t first_token, std::uint64_t end_token) {
+  const auto groups = geometry.groups();
+  if (tables.size() != groups.size()) {
+    throw Error(Code::invalid_argument, "pair blocks: tables for " + std::to_string(tables.size()) + " of " +
+                                            std::to_string(groups.size()) + " groups");
+  }
+  std::vector<std::vector<BlockPair>> pairs;
+  pairs.reserve(groups.size());
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    const auto& group = groups[i];
+    pairs.push_back(pair_blocks(tables[i].source, group.source_block_tokens, tables[i].target,
+                                group.target_block_tokens, group.first_wanted_token(first_token, end_token),
+                                end_token));
+  }
+  return pairs;
+}
+
+}  // namespace kvlink::plan

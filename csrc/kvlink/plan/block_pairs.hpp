@@ -1,0 +1,36 @@
+// Stage 2. From two block tables to the pairs of token ranges that lie in one block on each side.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kvlink/plan/plan.hpp"
+#include "kvlink/plan/template.hpp"
+
+namespace kvlink::plan {
+
+/// The block tables of one group for one request: entry `i` holds the tokens from `i * block_tokens` on. -1 is a hole.
+struct GroupTables {
+  std::span<const std::int32_t> source;
+  std::span<const std::int32_t> target;
+};
+
+/// Pairs of the tokens [first_token, end_token) that the target wants. Block sizes may differ. Entries outside of the
+/// range are not looked at, and a hole of the target is not wanted.
+///
+/// Throws Error(not_offered) for a hole of the source that the target wants, and Error(invalid_argument) for a table
+/// that is too short, an entry below -1, and a target block that appears twice.
+[[nodiscard]] std::vector<BlockPair> pair_blocks(std::span<const std::int32_t> source_table,
+                                                 std::uint32_t source_block_tokens,
+                                                 std::span<const std::int32_t> target_table,
+                                                 std::uint32_t target_block_tokens, std::uint64_t first_token,
+                                                 std::uint64_t end_token);
+
+/// The same for every group of a template, in its order: `tables[i]` belongs to `geometry.groups()[i]`. A group with
+/// a sliding window moves only its window.
+[[nodiscard]] std::vector<std::vector<BlockPair>> pair_groups(const Template& geometry,
+                                                              std::span<const GroupTables> tables,
+                                                              std::uint64_t first_token, std::uint64_t end_token);
+
+}  // namespace kvlink::plan
