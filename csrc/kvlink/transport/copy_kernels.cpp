@@ -1,0 +1,169 @@
+#include "kvlink/transport/copy_kernels.hpp"
+
+#include <atomic>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace kvlink::transport {
+namespace {
+
+std::atomic<std::uint64_t> copied_total{0};
+
+/// Runs of a size known at compile time become a few moves each, with no call.
+template <std::size_t kBytes>
+struct FixedRun {
+  void operator()(std::byte* target, const std::byte* source, std::uint64_t) const noexcept {
+    std::memcpy(target, source, kBytes);
+  }
+};
+
+struct AnyRun {
+  void operator()(std::byte* target, const std::byte* source, std::uint64_t bytes) const noexcept {
+    std::memcpy(target, source, bytes);
+  }
+};
+
+struct Grid {
+  const std::byte* source;
+  std::byte* target;
+  const plan::StridedCopy& shape;
+};
+
+template <class Run>
+[[gnu::always_inline]] inline void for_each_run(const Grid& grid, Run run) noexcept {
+  const plan::StridedCopy shape = grid.shape;  // a copy: stores through std::byte* might alias the original
+  for (std::uint64_t outer = 0; outer < shape.outer; ++outer) {
+    const std::byte* source = grid.source + outer * shape.source_outer_stride;
+    std::byte* target = grid.target + outer * shape.target_outer_stride;
+    for (std::uint32_t inner = 0; inner < shape.inner; ++inner) {
+      run(target, source, shape.run_bytes);
+      source += shape.source_inner_stride;
+      target += shape.target_inner_stride;
+    }
+  }
+}
+
+void copy_cached(const Grid& grid) noexcept {
+  switch (grid.shape.run_bytes) {  // single elements where the axes are transposed, then head slices
+    case 1:
+      return for_each_run(grid, FixedRun<1>{});
+    case 2:
+      return for_each_run(grid, FixedRun<2>{});
+    case 4:
+      return for_each_run(grid, FixedRun<4>{});
+    case 8:
+      return for_each_run(grid, FixedRun<8>{});
+    case 16:
+      return for_each_run(grid, FixedRun<16>{});
+    case 32:
+      return for_each_run(grid, FixedRun<32>{});
+    case 64:
+      return for_each_run(grid, FixedRun<64>{});
+    case 128:
+      return for_each_run(grid, FixedRun<128>{});
+    default:
+      return for_each_run(grid, AnyRun{});
+  }
+}
+
+#if defined(__x86_64__)
+
+constexpr std::uint64_t kLine = 64;
+// Below two whole lines per run the partly written lines at both ends cost more than streaming gains.
+constexpr std::uint64_t kShortestStreamed = 128;
+
+/// Whole lines to a line-aligned target, past the cache.
+[[gnu::target("avx2"), gnu::always_inline]] inline void stream_lines(std::byte* target, const std::byte* source,
+                                                                     std::uint64_t bytes) noexcept {
+  for (std::uint64_t at = 0; at < bytes; at += kLine) {
+    const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source + at));
+    const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source + at + 32));
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(target + at), low);
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(target + at + 32), high);
+  }
+}
+
+/// One run at any alignment. No line is written both ways: mixing would flush the write-combining buffer half full.
+[[gnu::target("avx2")]] void stream_run(std::byte* target, const std::byte* source, std::uint64_t bytes) noexcept {
+  const std::uint64_t head = (0 - reinterpret_cast<std::uintptr_t>(target)) & (kLine - 1);
+  if (bytes < head + kShortestStreamed) {
+    std::memcpy(target, source, bytes);
+    return;
+  }
+  if (head != 0) std::memcpy(target, source, head);
+  const std::uint64_t body = (bytes - head) & ~(kLine - 1);
+  stream_lines(target + head, source + head, body);
+  const std::uint64_t tail = bytes - head - body;
+  if (tail != 0) std::memcpy(target + head + body, source + head + body, tail);
+}
+
+/// Head slices: short runs of whole lines, so that a run is a handful of moves with nothing to decide.
+[[gnu::target("avx2")]] void stream_short_runs(const Grid& grid) noexcept {
+  for (std::uint64_t outer = 0; outer < grid.shape.outer; ++outer) {
+    const std::byte* source = grid.source + outer * grid.shape.source_outer_stride;
+    std::byte* target = grid.target + outer * grid.shape.target_outer_stride;
+    for (std::uint32_t inner = 0; inner < grid.shape.inner; ++inner) {
+      stream_lines(target, source, grid.shape.run_bytes);
+      source += grid.shape.source_inner_stride;
+      target += grid.shape.target_inner_stride;
+    }
+  }
+}
+
+/// Whether every run starts on a line of the target and ends at one.
+bool has_whole_lines(const Grid& grid) noexcept {
+  const std::uint64_t bits = reinterpret_cast<std::uintptr_t>(grid.target) | grid.shape.run_bytes |
+                             (grid.shape.inner > 1 ? grid.shape.target_inner_stride : 0) |
+                             (grid.shape.outer > 1 ? grid.shape.target_outer_stride : 0);
+  return (bits & (kLine - 1)) == 0;
+}
+
+bool streams() noexcept {
+  static const bool supported = __builtin_cpu_supports("avx2") != 0;
+  return supported;
+}
+
+void copy_streaming(const Grid& grid) noexcept {
+  constexpr std::uint64_t kLongRun = 1024;
+  if (!streams() || grid.shape.run_bytes < kShortestStreamed) {
+    copy_cached(grid);
+  } else if (grid.shape.run_bytes <= kLongRun && has_whole_lines(grid)) {
+    stream_short_runs(grid);
+  } else {
+    for_each_run(grid, stream_run);
+  }
+}
+
+void fence() noexcept { _mm_sfence(); }
+
+#else
+
+void copy_streaming(const Grid& grid) noexcept { copy_cached(grid); }
+void fence() noexcept {}
+
+#endif
+
+}  // namespace
+
+void copy_grid(const std::byte* source, std::byte* target, const plan::StridedCopy& grid, Stores stores) noexcept {
+  if (grid.run_bytes == 0) return;
+  if (stores == Stores::streaming) {
+    copy_streaming({source, target, grid});
+  } else {
+    copy_cached({source, target, grid});
+  }
+}
+
+void finish_copies(std::uint64_t bytes) noexcept {
+  fence();
+  count_copied(bytes);
+}
+
+std::uint64_t copied_bytes() noexcept { return copied_total.load(std::memory_order_relaxed); }
+
+void count_copied(std::uint64_t bytes) noexcept { copied_total.fetch_add(bytes, std::memory_order_relaxed); }
+
+}  // namespace kvlink::transport

@@ -1,0 +1,27 @@
+#include "kvlink/transport/copy_staging.hpp"
+
+#include "kvlink/plan/copy_plan.hpp"
+#include "kvlink/transport/copy_kernels.hpp"
+
+namespace kvlink::transport {
+
+// Stores are cached at both ends: a gathered chunk is sent at once, and a scattered one was measured to gain nothing
+// from streaming.
+
+void gather(const plan::Plan& plan, std::uint64_t begin, std::uint64_t end, const LocalMemory& source,
+            std::byte* out) noexcept {
+  plan.visit_source(begin, end, [&](const plan::StridedCopy& copy) noexcept {
+    copy_grid(source.at(copy.source_region, copy.source_offset), out + copy.target_offset, copy, Stores::cached);
+  });
+  finish_copies(end - begin);
+}
+
+void scatter(const plan::Plan& plan, std::uint64_t begin, std::uint64_t end, const std::byte* in,
+             const LocalMemory& target) noexcept {
+  plan.visit_target(begin, end, [&](const plan::StridedCopy& copy) noexcept {
+    copy_grid(in + copy.source_offset, target.at(copy.target_region, copy.target_offset), copy, Stores::cached);
+  });
+  finish_copies(end - begin);
+}
+
+}  // namespace kvlink::transport

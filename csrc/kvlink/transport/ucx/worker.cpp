@@ -1,0 +1,118 @@
+#include "kvlink/transport/ucx/worker.hpp"
+
+#include <utility>
+
+#include "kvlink/transport/chunk_router.hpp"
+#include "kvlink/transport/ucx/status.hpp"
+
+namespace kvlink::transport::ucx {
+namespace {
+
+constexpr unsigned kChunkMessage = 0;
+
+// Messages lent to receivers at once. A receiver's own window is far below; this bounds them together,
+// and lets `release` work without allocating.
+constexpr std::size_t kMaxLent = 4096;
+
+ucp_worker_h create_raw(const Context& context) {
+  ucp_worker_params_t params{};
+  params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // made on one thread, used on another
+  ucp_worker_h worker = nullptr;
+  check(context.library(), context.call().worker_create(context.raw(), &params, &worker), "create a UCX worker");
+  return worker;
+}
+
+std::vector<std::byte> address_of(const Context& context, ucp_worker_h worker) {
+  ucp_address_t* address = nullptr;
+  std::size_t bytes = 0;
+  check(context.library(), context.call().worker_get_address(worker, &address, &bytes), "get the UCX worker's address");
+  const auto* const begin = reinterpret_cast<const std::byte*>(address);
+  std::vector<std::byte> copy(begin, begin + bytes);
+  context.call().worker_release_address(worker, address);
+  return copy;
+}
+
+int event_fd_of(const Context& context, ucp_worker_h worker) {
+  int fd = -1;
+  check(context.library(), context.call().worker_get_efd(worker, &fd), "get the UCX worker's event descriptor");
+  return fd;
+}
+
+}  // namespace
+
+std::shared_ptr<Worker> Worker::create(std::shared_ptr<Context> context, std::shared_ptr<ChunkRouter> router) {
+  return std::shared_ptr<Worker>(new Worker(std::move(context), std::move(router)));
+}
+
+Worker::Worker(std::shared_ptr<Context> context, std::shared_ptr<ChunkRouter> router)
+    : context_(std::move(context)),
+      router_(std::move(router)),
+      raw_(create_raw(*context_), Destroy{&context_->call()}),
+      address_(address_of(*context_, raw_.get())),
+      event_fd_(event_fd_of(*context_, raw_.get())) {
+  released_.reserve(kMaxLent);
+  giving_back_.reserve(kMaxLent);
+  ucp_am_handler_param_t handler{};
+  handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
+                       UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
+  handler.id = kChunkMessage;
+  handler.flags = UCP_AM_FLAG_WHOLE_MSG | UCP_AM_FLAG_PERSISTENT_DATA;
+  handler.cb = &Worker::on_message;
+  handler.arg = this;
+  check(context_->library(), call().worker_set_am_recv_handler(raw(), &handler), "set the message handler");
+}
+
+Worker::~Worker() {
+  // Closes that only wait for a turn get a few; one that waits for a dead peer must not keep us.
+  constexpr int kTurns = 64;
+  for (int turn = 0; turn < kTurns && !pending_.empty(); ++turn) call().worker_progress(raw());
+  give_back_released();
+  raw_.reset();  // may still complete requests, hence before pending_ goes
+  for (auto& pending : pending_) pending->outstanding_ = 0;
+}
+
+unsigned Worker::progress() noexcept {
+  give_back_released();
+  return call().worker_progress(raw());
+}
+
+bool Worker::arm() noexcept {
+  // Another failure than BUSY would repeat for ever: sleeping with a bounded timeout beats spinning on it.
+  return call().worker_arm(raw()) != UCS_ERR_BUSY;
+}
+
+void Worker::release(const void* data) noexcept {
+  const std::lock_guard lock(released_mutex_);
+  released_.push_back(data);  // never allocates: lent_ <= kMaxLent
+}
+
+void Worker::give_back_released() noexcept {
+  {
+    const std::lock_guard lock(released_mutex_);
+    giving_back_.swap(released_);
+  }
+  for (const void* data : giving_back_) call().am_data_release(raw(), const_cast<void*>(data));
+  lent_ -= giving_back_.size();
+  giving_back_.clear();
+}
+
+ucs_status_t Worker::on_message(void* arg, const void* header, std::size_t header_bytes, void* data,
+                                std::size_t data_bytes, const ucp_am_recv_param_t* param) noexcept {
+  auto& worker = *static_cast<Worker*>(arg);
+  // A rendezvous would let the peer choose when this node fetches, and how much: chunks are always eager.
+  // Returning without receiving drops it.
+  const bool rendezvous = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
+  const bool lendable = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) != 0;  // what the handler's flags promise
+  std::shared_ptr<Worker> self = worker.weak_from_this().lock();
+  if (rendezvous || !lendable || data_bytes == 0 || self == nullptr || worker.lent_ >= kMaxLent) {
+    worker.router_->refuse();
+    return UCS_OK;
+  }
+  ++worker.lent_;
+  ReceivedData lent(std::move(self), {static_cast<const std::byte*>(data), data_bytes});
+  worker.router_->deliver({static_cast<const std::byte*>(header), header_bytes}, std::move(lent));
+  return UCS_INPROGRESS;
+}
+
+}  // namespace kvlink::transport::ucx
