@@ -1,0 +1,41 @@
+// What the benchmarks measure against.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "bindings.hpp"
+#include "kvlink/transport/memcpy_reference.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+using ReadBytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using WriteBytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Offsets = nb::ndarray<const std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+double memcpy_seconds(const ReadBytes& source, const WriteBytes& target, const Offsets& source_offsets,
+                      const Offsets& target_offsets, std::uint64_t run_bytes) {
+  const kvlink::transport::ScatteredRuns runs{
+      .source = std::as_bytes(std::span(source.data(), source.size())),
+      .target = std::as_writable_bytes(std::span(target.data(), target.size())),
+      .source_offsets = {source_offsets.data(), source_offsets.size()},
+      .target_offsets = {target_offsets.data(), target_offsets.size()},
+      .run_bytes = run_bytes,
+  };
+  const nb::gil_scoped_release unlocked;
+  kvlink::transport::check_runs(runs);
+  return kvlink::transport::seconds_of_memcpy(runs);
+}
+
+}  // namespace
+
+void bind_bench(nb::module_& module) {
+  module.def("memcpy_seconds", &memcpy_seconds, nb::kw_only(), "source"_a, "target"_a, "source_offsets"_a,
+             "target_offsets"_a, "run_bytes"_a,
+             "Copy scattered runs with the C library's memcpy on this thread and return the seconds it took.\n\n"
+             "Raises InvalidArgument if a run leaves its pool, or the two lists differ in length.");
+}

@@ -1,0 +1,347 @@
+// Stage 4 for Python: the engine and the handles of its handoffs.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bindings.hpp"
+#include "kvlink/error.hpp"
+#include "kvlink/handoff/engine.hpp"
+#include "kvlink/handoff/handoff.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+namespace transport = kvlink::transport;
+using kvlink::Code;
+using kvlink::Error;
+using kvlink::handoff::BlockTables;
+using kvlink::handoff::Engine;
+using kvlink::handoff::Handoff;
+
+using Table = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+/// A handle keeps its engine, so that `cancel` needs no more than the handle.
+struct Handle {
+  std::shared_ptr<Engine> engine;
+  std::shared_ptr<Handoff> handoff;
+};
+
+[[nodiscard]] std::int64_t nanoseconds(double seconds) {
+  constexpr double kLongest = 1e9;  // 30 years: more would overflow
+  return static_cast<std::int64_t>(std::clamp(seconds, 0.0, kLongest) * 1e9);
+}
+
+[[nodiscard]] kvlink::Epoch epoch_of(const nb::bytes& bytes) {
+  kvlink::Epoch epoch;
+  if (bytes.size() != epoch.size()) throw Error(Code::invalid_argument, "an epoch has 16 bytes");
+  std::copy_n(static_cast<const std::uint8_t*>(bytes.data()), epoch.size(), epoch.begin());
+  return epoch;
+}
+
+[[nodiscard]] nb::bytes to_bytes(const kvlink::Epoch& epoch) { return nb::bytes(epoch.data(), epoch.size()); }
+[[nodiscard]] nb::bytes to_bytes(const std::vector<std::byte>& bytes) { return nb::bytes(bytes.data(), bytes.size()); }
+
+[[nodiscard]] std::vector<std::byte> vector_of(const nb::bytes& bytes) {
+  const auto* data = static_cast<const std::byte*>(bytes.data());
+  return {data, data + bytes.size()};
+}
+
+[[nodiscard]] BlockTables tables_of(const std::vector<Table>& tables) {
+  BlockTables out;
+  for (const Table& table : tables) out.emplace_back(table.data(), table.data() + table.size());
+  return out;
+}
+
+[[nodiscard]] transport::Lane lane_of(const std::string& name) {
+  if (const auto lane = transport::lane_from_name(name)) return *lane;
+  throw Error(Code::invalid_argument, "no lane is called '" + name + "'; lanes are mapped, vectored, get and staged");
+}
+
+[[nodiscard]] std::vector<std::string> names_of(const std::vector<transport::Lane>& lanes) {
+  std::vector<std::string> names;
+  for (const transport::Lane lane : lanes) names.emplace_back(transport::lane_name(lane));
+  return names;
+}
+
+std::shared_ptr<Engine> make_engine(const nb::bytes& epoch,
+                                    const std::vector<std::tuple<std::string, std::uint32_t, std::uint32_t>>& groups,
+                                    const std::vector<std::pair<std::uintptr_t, std::uint64_t>>& regions,
+                                    std::shared_ptr<transport::ucx::Context> ucx, unsigned copy_threads,
+                                    std::uint32_t max_handoffs) {
+  kvlink::handoff::EngineOptions options{.epoch = epoch_of(epoch),
+                                         .groups = {},
+                                         .regions = {},
+                                         .ucx = std::move(ucx),
+                                         .copy_threads = copy_threads,
+                                         .max_handoffs = max_handoffs};
+  for (const auto& [name, num_blocks, block_tokens] : groups) {
+    if (block_tokens == 0) throw Error(Code::invalid_argument, "group '" + name + "' has blocks of no tokens");
+    options.groups.push_back({.name = name, .num_blocks = num_blocks, .block_tokens = block_tokens});
+  }
+  for (const auto& [address, bytes] : regions) {
+    options.regions.push_back({.base = reinterpret_cast<std::byte*>(address), .bytes = bytes});
+  }
+  const nb::gil_scoped_release released;
+  return std::make_shared<Engine>(std::move(options));
+}
+
+std::vector<std::string> attach_source(Engine& engine, std::uint64_t peer, int fd, const nb::bytes& epoch,
+                                       std::string name, std::shared_ptr<kvlink::plan::Template> geometry,
+                                       std::vector<std::uint64_t> region_bytes,
+                                       std::vector<std::uint64_t> region_addresses, const std::vector<int>& region_fds,
+                                       int pid, const std::vector<nb::bytes>& keys, const nb::bytes& ucx_address,
+                                       nb::handle same_host, const std::vector<std::string>& lanes) {
+  transport::UniqueFd owned(fd);  // Taken over first: whatever throws from here on closes it.
+  kvlink::handoff::SourceFacts facts{.region_bytes = std::move(region_bytes),
+                                     .region_addresses = std::move(region_addresses),
+                                     .region_fds = {},
+                                     .pid = pid,
+                                     .keys = {},
+                                     .ucx_address = vector_of(ucx_address),
+                                     .same_host = nb::cast<bool>(same_host)};
+  for (const int region_fd : region_fds) facts.region_fds.emplace_back(region_fd);
+  for (const nb::bytes& key : keys) facts.keys.push_back(vector_of(key));
+  std::vector<transport::Lane> wanted;
+  for (const std::string& lane : lanes) wanted.push_back(lane_of(lane));
+  const kvlink::Epoch peer_epoch = epoch_of(epoch);
+  const nb::gil_scoped_release released;
+  return names_of(engine.attach_source(peer, owned.release(), peer_epoch, std::move(name), std::move(geometry), std::move(facts),
+                                       wanted));
+}
+
+std::uint64_t attach_claimant(Engine& engine, int fd, const nb::bytes& epoch, std::string name, std::string address,
+                              std::shared_ptr<kvlink::plan::Template> geometry, const nb::bytes& ucx_address,
+                              nb::handle same_host) {
+  const kvlink::Epoch peer_epoch = epoch_of(epoch);
+  std::vector<std::byte> ucx = vector_of(ucx_address);
+  const auto on_this_host = nb::cast<bool>(same_host);
+  const nb::gil_scoped_release released;
+  return engine.attach_claimant(fd, peer_epoch, std::move(name), std::move(address), std::move(geometry),
+                                std::move(ucx), on_this_host);
+}
+
+nb::list peers(Engine& engine) {
+  std::vector<kvlink::handoff::PeerReport> reports;
+  {
+    const nb::gil_scoped_release released;
+    reports = engine.peers();
+  }
+  nb::list out;
+  for (const auto& report : reports) {
+    constexpr const char* states[] = {"connecting", "ready", "lost"};
+    nb::dict each;
+    each["peer"] = report.id;
+    each["role"] = report.role == kvlink::handoff::PeerRole::source ? "source" : "claimant";
+    each["state"] = states[static_cast<std::size_t>(report.state)];
+    each["name"] = report.name;
+    each["address"] = report.address;
+    each["epoch"] = to_bytes(report.epoch);
+    each["lanes"] = names_of(report.lanes);
+    each["transports"] = report.transports;
+    each["handoffs"] = report.handoffs;
+    each["bytes"] = report.bytes;
+    out.append(each);
+  }
+  return out;
+}
+
+nb::dict counters(const Engine& engine) {
+  const auto& values = engine.counters();
+  nb::dict out;
+  out["offers"] = values.offers.load();
+  out["pulls"] = values.pulls.load();
+  out["succeeded"] = values.succeeded.load();
+  out["failed"] = values.failed.load();
+  out["refused_claims"] = values.refused_claims.load();
+  out["stale_messages"] = values.stale_messages.load();
+  out["protocol_errors"] = values.protocol_errors.load();
+  out["bytes_pulled"] = values.bytes_pulled.load();
+  return out;
+}
+
+nb::dict holds(const Engine& engine) {
+  const auto count = engine.holds();
+  nb::dict out;
+  out["shared"] = count.shared;
+  out["exclusive"] = count.exclusive;
+  out["handoffs"] = engine.counters().live.load();
+  return out;
+}
+
+Handle offer(std::shared_ptr<Engine> engine, const std::vector<Table>& blocks, std::uint64_t num_tokens,
+             std::int64_t ttl_ms, std::uint32_t readers, const nb::bytes& payload, std::string label) {
+  kvlink::handoff::OfferOptions options{.blocks = tables_of(blocks),
+                                        .num_tokens = num_tokens,
+                                        .ttl_ms = ttl_ms,
+                                        .readers = readers,
+                                        .payload = vector_of(payload),
+                                        .label = std::move(label)};
+  const nb::gil_scoped_release released;
+  auto handoff = engine->offer(std::move(options));
+  return {std::move(engine), std::move(handoff)};
+}
+
+Handle pull(std::shared_ptr<Engine> engine, std::uint64_t peer, const nb::bytes& epoch, std::uint64_t sequence,
+            const std::vector<Table>& blocks, std::uint64_t num_tokens, std::uint64_t skip_tokens,
+            std::int64_t deadline_ms, const std::string& lane, std::string label) {
+  kvlink::handoff::PullOptions options{.id = {.epoch = epoch_of(epoch), .sequence = sequence},
+                                       .blocks = tables_of(blocks),
+                                       .num_tokens = num_tokens,
+                                       .skip_tokens = skip_tokens,
+                                       .deadline_ms = deadline_ms,
+                                       .lane = {},
+                                       .label = std::move(label)};
+  if (!lane.empty()) options.lane = lane_of(lane);
+  const nb::gil_scoped_release released;
+  auto handoff = engine->pull(peer, std::move(options));
+  return {std::move(engine), std::move(handoff)};
+}
+
+using ErrorText = std::pair<std::string, std::string>;
+using FailedText = std::tuple<std::string, std::uint32_t, std::string, std::uint64_t, std::uint64_t>;
+
+nb::object error_of(const Handle& handle) {
+  const auto result = handle.handoff->result();
+  if (!result || !result->failure) return nb::none();
+  return nb::cast(ErrorText(class_name_of(result->failure->code), result->failure->message));
+}
+
+std::vector<FailedText> failed_of(const Handle& handle) {
+  std::vector<FailedText> out;
+  const auto result = handle.handoff->result();
+  if (!result) return out;
+  for (const auto& range : result->failed) {
+    out.emplace_back(range.group, range.layer, range.component, range.first_token, range.end_token);
+  }
+  return out;
+}
+
+nb::object outcome_of(const Handle& handle) {
+  const auto result = handle.handoff->result();
+  if (!result) return nb::none();
+  return nb::cast(result->failure ? "failed" : "succeeded");
+}
+
+nb::dict phases_of(const Handle& handle) {
+  nb::dict out;
+  const auto result = handle.handoff->result();
+  if (!result) return out;
+  for (const auto& [name, seconds] : result->phases_s) out[name.c_str()] = seconds;
+  return out;
+}
+
+void bind_engine(nb::module_& m) {
+  nb::class_<Engine>(m, "Engine", "The native node. Thread-safe; every call but `close` returns at once.")
+      .def(nb::new_(&make_engine), nb::kw_only(), "epoch"_a, "groups"_a, "regions"_a, "ucx"_a.none(), "copy_threads"_a,
+           "max_handoffs"_a, "Start the threads. `regions` are (address, nbytes), borrowed until `close` has returned.")
+      .def(
+          "close", [](Engine& engine, double deadline_s) { engine.close(nanoseconds(deadline_s)); }, nb::kw_only(),
+          "deadline_s"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "Fail what lives with Closed, wait for transfers to drain, end the threads. Idempotent.")
+      .def(
+          "fileno", [](const Engine& engine) { return engine.bells().engine.fd(); },
+          "Return an eventfd that becomes readable with every outcome and release.")
+      .def(
+          "wake_fd", [](const Engine& engine) { return engine.bells().awaiters.fd(); },
+          "Return a second such eventfd, for the dispatcher of awaiting coroutines.")
+      .def(
+          "ucx_address", [](const Engine& engine) { return to_bytes(engine.ucx_address()); },
+          "Return the UCX worker's address; empty without UCX.")
+      .def(
+          "pack_keys",
+          [](const Engine& engine) {
+            nb::list keys;
+            for (const auto& key : engine.packed_keys()) keys.append(to_bytes(key));
+            return keys;
+          },
+          "Return one packed remote key a region; empty where memory is not offered to one-sided reads.")
+      .def("expect_peer", &Engine::expect_peer, nb::kw_only(), "address"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "Return the number of a peer that Python will connect; pulls may be queued on it at once.")
+      .def("attach_source", &attach_source, "peer"_a, nb::kw_only(), "fd"_a, "epoch"_a, "name"_a, "template"_a,
+           "region_bytes"_a, "region_addresses"_a, "region_fds"_a, "pid"_a, "keys"_a, "ucx_address"_a, "same_host"_a,
+           "lanes"_a, "Connect an expected peer. Takes all descriptors over, also when it raises. Return usable lanes.")
+      .def("attach_claimant", &attach_claimant, nb::kw_only(), "fd"_a, "epoch"_a, "name"_a, "address"_a, "template"_a,
+           "ucx_address"_a, "same_host"_a, "Connect a peer that dialled. Takes `fd` over. Return its number.")
+      .def(
+          "fail_peer",
+          [](Engine& engine, std::uint64_t peer, const std::string& code, std::string message) {
+            engine.fail_peer(peer, {code_of_class_name(code.c_str()), std::move(message)});
+          },
+          "peer"_a, nb::kw_only(), "code"_a, "message"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "End a connection, or an attempt at one; what lives on it fails with this error class and message.")
+      .def("peers", &peers, "Return how each peer stands.")
+      .def("holds", &holds, "Return how many blocks and handoffs are held.")
+      .def("counters", &counters, "Return the engine's counters.")
+      .def("offer", &offer, nb::kw_only(), "blocks"_a, "num_tokens"_a, "ttl_ms"_a, "readers"_a, "payload"_a, "label"_a,
+           "Offer blocks to be read.")
+      .def("pull", &pull, "peer"_a, nb::kw_only(), "epoch"_a, "sequence"_a, "blocks"_a, "num_tokens"_a, "skip_tokens"_a,
+           "deadline_ms"_a, "lane"_a, "label"_a, "Read an offer's blocks. `lane` may be empty: the peer's best.");
+}
+
+void bind_handle(nb::module_& m) {
+  const auto flag = nb::call_guard<nb::gil_scoped_release>();
+  nb::class_<Handle>(m, "Handoff", "One handoff of this node. Thread-safe.")
+      .def_prop_ro("epoch", [](const Handle& self) { return to_bytes(self.handoff->id().handoff.epoch); })
+      .def_prop_ro("sequence", [](const Handle& self) { return self.handoff->id().handoff.sequence; })
+      .def_prop_ro("attempt", [](const Handle& self) { return self.handoff->id().attempt; })
+      .def_prop_ro("label", [](const Handle& self) { return self.handoff->label(); })
+      .def_prop_ro("kind",
+                   [](const Handle& self) {
+                     return self.handoff->role() == kvlink::handoff::Role::offer ? "offer" : "pull";
+                   })
+      .def_prop_ro("state", [](const Handle& self) { return kvlink::handoff::state_name(self.handoff->state()); })
+      .def_prop_ro("outcome", &outcome_of)
+      .def_prop_ro("released", [](const Handle& self) { return self.handoff->released(); })
+      .def_prop_ro("error", &error_of)
+      .def_prop_ro("failed", &failed_of)
+      .def_prop_ro("valid_prefix_tokens",
+                   [](const Handle& self) {
+                     const auto result = self.handoff->result();
+                     return result ? result->valid_prefix_tokens : 0;
+                   })
+      .def_prop_ro("bytes",
+                   [](const Handle& self) {
+                     const auto result = self.handoff->result();
+                     return result ? result->bytes : 0;
+                   })
+      .def_prop_ro("lane",
+                   [](const Handle& self) {
+                     const auto result = self.handoff->result();
+                     return result ? result->lane : std::string();
+                   })
+      .def_prop_ro("phases_s", &phases_of)
+      .def_prop_ro("payload",
+                   [](const Handle& self) {
+                     const auto result = self.handoff->result();
+                     return to_bytes(result ? result->payload : std::vector<std::byte>());
+                   })
+      .def("cancel", [](const Handle& self) { self.engine->cancel(self.handoff); }, flag)
+      .def(
+          "wait", [](const Handle& self, double timeout_s) { return self.handoff->wait_outcome(nanoseconds(timeout_s)); },
+          nb::kw_only(), "timeout_s"_a, flag, "Wait for the outcome; return whether it has come.")
+      .def(
+          "wait_released",
+          [](const Handle& self, double timeout_s) { return self.handoff->wait_released(nanoseconds(timeout_s)); },
+          nb::kw_only(), "timeout_s"_a, flag, "Wait until the blocks are released; return whether they are.");
+}
+
+}  // namespace
+
+void bind_handoff(nb::module_& m) {
+  bind_engine(m);
+  bind_handle(m);
+}

@@ -1,0 +1,84 @@
+#include "kvlink/handoff/channel.hpp"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+namespace kvlink::handoff {
+namespace {
+
+constexpr std::size_t kReadChunk = 64U << 10U;
+/// One turn reads at most this much, so that one talkative peer does not starve the others.
+constexpr std::size_t kReadPerTurn = 1U << 20U;
+/// A peer that lets this much pile up does not read any more.
+constexpr std::size_t kOutboxLimit = 64U << 20U;
+
+}  // namespace
+
+Channel::Channel(int fd) noexcept : fd_(fd) { ::fcntl(fd_, F_SETFL, ::fcntl(fd_, F_GETFL) | O_NONBLOCK); }
+
+Channel::~Channel() { ::close(fd_); }
+
+bool Channel::flush() noexcept {
+  while (sent_ < outbox_.size()) {
+    const auto count = ::send(fd_, outbox_.data() + sent_, outbox_.size() - sent_, MSG_NOSIGNAL);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+    if (count <= 0) {
+      why_ = std::string("send: ") + std::strerror(errno);
+      return false;
+    }
+    sent_ += static_cast<std::size_t>(count);
+  }
+  if (sent_ == outbox_.size()) {
+    outbox_.clear();
+    sent_ = 0;
+  }
+  if (outbox_.size() - sent_ > kOutboxLimit) {
+    why_ = "the peer does not read its control messages";
+    return false;
+  }
+  return true;
+}
+
+bool Channel::fill() noexcept {
+  std::array<std::byte, kReadChunk> chunk;
+  for (std::size_t total = 0; total < kReadPerTurn;) {
+    const auto count = ::recv(fd_, chunk.data(), chunk.size(), 0);
+    if (count > 0) {
+      inbox_.insert(inbox_.end(), chunk.begin(), chunk.begin() + count);
+      total += static_cast<std::size_t>(count);
+      continue;
+    }
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return true;
+    why_ = count == 0 ? "connection closed by the peer" : std::string("connection lost: ") + std::strerror(errno);
+    return false;
+  }
+  return true;
+}
+
+std::optional<Channel::Frame> Channel::next_frame() noexcept {
+  const auto rest = std::span<const std::byte>(inbox_).subspan(parsed_);
+  if (broken_ || rest.size() < kHeaderBytes) return std::nullopt;
+  const auto header = parse_header(rest.first<kHeaderBytes>());
+  if (!header) {
+    broken_ = true;
+    why_ = "the peer sent bytes that are no control frame";
+    return std::nullopt;
+  }
+  if (rest.size() - kHeaderBytes < header->body_bytes) return std::nullopt;
+  parsed_ += kHeaderBytes + header->body_bytes;
+  return Frame{*header, rest.subspan(kHeaderBytes, header->body_bytes)};
+}
+
+void Channel::compact() noexcept {
+  inbox_.erase(inbox_.begin(), inbox_.begin() + static_cast<std::ptrdiff_t>(parsed_));
+  parsed_ = 0;
+}
+
+}  // namespace kvlink::handoff

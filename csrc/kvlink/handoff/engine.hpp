@@ -1,0 +1,147 @@
+// The native node: one progress thread over every connection, timer and transfer. What Python calls is thread-safe.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "kvlink/handoff/offer_book.hpp"
+#include "kvlink/handoff/peer.hpp"
+#include "kvlink/handoff/pull_book.hpp"
+#include "kvlink/handoff/services.hpp"
+#include "kvlink/transport/poller.hpp"
+#include "kvlink/transport/ucx/context.hpp"
+#include "kvlink/transport/ucx/memory_region.hpp"
+
+namespace kvlink::handoff {
+
+struct EngineOptions {
+  Epoch epoch{};
+  std::vector<Group> groups;
+  std::vector<transport::LocalRegion> regions;  // borrowed until `close` has returned
+  std::shared_ptr<transport::ucx::Context> ucx;  // null: only the lanes of one host
+  unsigned copy_threads{1};
+  std::uint32_t max_handoffs{4096};
+};
+
+struct OfferOptions {
+  BlockTables blocks;
+  std::uint64_t num_tokens{};
+  std::int64_t ttl_ms{};
+  std::uint32_t readers{1};
+  std::vector<std::byte> payload;
+  std::string label;
+};
+
+struct PullOptions {
+  HandoffId id;
+  BlockTables blocks;
+  std::uint64_t num_tokens{};
+  std::uint64_t skip_tokens{};
+  std::int64_t deadline_ms{};
+  std::optional<transport::Lane> lane;
+  std::string label;
+};
+
+/// How a peer stands, for people and metrics.
+struct PeerReport {
+  std::uint64_t id{};
+  PeerRole role{};
+  PeerState state{};
+  std::string name;
+  std::string address;
+  Epoch epoch{};
+  std::vector<transport::Lane> lanes;
+  std::string transports;
+  std::uint64_t handoffs{};
+  std::uint64_t bytes{};
+};
+
+class Engine {
+ public:
+  /// Starts the threads. Throws Error(invalid_argument) for a geometry that cannot be, Error(out_of_memory),
+  /// Error(ucx_unavailable), Error(transport_failed) when UCX cannot register a region.
+  explicit Engine(EngineOptions options);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  /// Fails what lives with Error(closed), waits at most `timeout_ns` for transfers to drain, ends the threads.
+  /// Idempotent; afterwards every other call throws Error(closed).
+  void close(std::int64_t timeout_ns);
+
+  [[nodiscard]] const Bells& bells() const noexcept { return *services_.bells; }
+  [[nodiscard]] std::vector<std::byte> ucx_address() const;
+  [[nodiscard]] std::vector<std::vector<std::byte>> packed_keys() const;
+
+  /// A peer that Python is about to connect to. Pulls may be given to it at once.
+  [[nodiscard]] std::uint64_t expect_peer(std::string address);
+  /// Connects it. Takes `fd` over. Returns the usable lanes; throws Error(lane_unavailable) when there is none, and
+  /// the peer is then failed.
+  std::vector<transport::Lane> attach_source(std::uint64_t peer, int fd, Epoch epoch, std::string name,
+                                             std::shared_ptr<const plan::Template> geometry, SourceFacts facts,
+                                             const std::vector<transport::Lane>& wanted);
+  /// A peer that dialled us. Takes `fd` over.
+  std::uint64_t attach_claimant(int fd, Epoch epoch, std::string name, std::string address,
+                                std::shared_ptr<const plan::Template> geometry, std::vector<std::byte> ucx_address,
+                                bool same_host);
+  /// Ends the connection; what lives on it fails with `failure`.
+  void fail_peer(std::uint64_t peer, Failure failure);
+  [[nodiscard]] std::vector<PeerReport> peers();
+
+  [[nodiscard]] std::shared_ptr<Handoff> offer(OfferOptions options);
+  [[nodiscard]] std::shared_ptr<Handoff> pull(std::uint64_t peer, PullOptions options);
+  void cancel(const std::shared_ptr<Handoff>& handle);
+
+  [[nodiscard]] Holds::Count holds() const { return services_.holds->count(); }
+  [[nodiscard]] const Counters& counters() const noexcept { return services_.counters; }
+
+ private:
+  void post(std::function<void()> task);
+  void run() noexcept;
+  [[nodiscard]] bool turn() noexcept;
+  [[nodiscard]] bool run_tasks();
+  void sleep_or_spin(bool busy);
+  [[nodiscard]] std::int64_t sleep_ns(std::int64_t now) noexcept;
+  void serve(const PeerPtr& peer);
+  void dispatch(const PeerPtr& peer, const Header& header, std::span<const std::byte> body);
+  void lose(const PeerPtr& peer, Failure failure);
+  void drop_lost();
+  void flush_channels();
+  [[nodiscard]] PeerPtr peer(std::uint64_t id) const;
+  void connect(const PeerPtr& peer, int fd);
+  void admit_one();
+  void finish_thread();
+
+  Services services_;
+  std::vector<std::unique_ptr<transport::ucx::MemoryRegion>> registrations_;
+  OfferBook offers_;
+  PullBook pulls_;
+  const std::uint32_t max_handoffs_;
+  std::atomic<std::uint64_t> next_sequence_{1};
+  std::atomic<std::uint32_t> next_attempt_{1};
+  std::atomic<std::uint64_t> next_peer_;
+
+  mutable std::mutex mutex_;
+  std::vector<std::function<void()>> tasks_;  // guarded by mutex_
+  bool closed_{false};                        // guarded by mutex_: no more tasks
+  std::mutex close_mutex_;                    // one close at a time
+
+  // Progress thread only, from here on.
+  transport::Poller poller_;
+  std::map<std::uint64_t, PeerPtr> peers_;
+  std::int64_t busy_until_ns_{0};
+  std::int64_t drain_until_ns_{0};  // not 0: closing
+  bool stop_{false};
+  std::thread thread_;
+};
+
+}  // namespace kvlink::handoff

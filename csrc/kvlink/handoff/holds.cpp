@@ -1,0 +1,85 @@
+#include "kvlink/handoff/holds.hpp"
+
+#include "kvlink/error.hpp"
+
+namespace kvlink::handoff {
+
+Holds::Holds(std::vector<Group> groups) : groups_(std::move(groups)) {
+  for (const Group& group : groups_) {
+    held_.emplace_back(group.num_blocks, 0);
+    seen_.emplace_back(group.num_blocks, 0U);
+  }
+}
+
+void Holds::check(const BlockTables& tables, std::int32_t highest_allowed) {
+  if (tables.size() != groups_.size()) {
+    throw Error(Code::invalid_argument, "block tables for " + std::to_string(tables.size()) + " groups, the cache has " +
+                                            std::to_string(groups_.size()));
+  }
+  ++check_number_;
+  for (std::size_t g = 0; g < tables.size(); ++g) {
+    const std::string& name = groups_[g].name;
+    for (const std::int32_t block : tables[g]) {
+      if (block == -1) continue;
+      if (block < 0 || static_cast<std::uint32_t>(block) >= groups_[g].num_blocks) {
+        throw Error(Code::invalid_argument, "block " + std::to_string(block) + " of group '" + name + "' is outside [0, " +
+                                                std::to_string(groups_[g].num_blocks) + ")");
+      }
+      const auto index = static_cast<std::size_t>(block);
+      if (seen_[g][index] == check_number_) {
+        throw Error(Code::invalid_argument, "block " + std::to_string(block) + " of group '" + name + "' appears twice");
+      }
+      seen_[g][index] = check_number_;
+      const std::int32_t held = held_[g][index];
+      if (held == kExclusive || held > highest_allowed) {
+        throw Error(Code::blocks_busy, "block " + std::to_string(block) + " of group '" + name + "' is " +
+                                           (held == kExclusive ? "written by a live pull" : "read by a live offer") +
+                                           "; wait for its `released` event before using it again");
+      }
+    }
+  }
+}
+
+void Holds::add(const BlockTables& tables, std::int32_t difference) noexcept {
+  for (std::size_t g = 0; g < tables.size(); ++g) {
+    for (const std::int32_t block : tables[g]) {
+      if (block != -1) held_[g][static_cast<std::size_t>(block)] += difference;
+    }
+  }
+}
+
+void Holds::acquire_shared(const BlockTables& tables) {
+  const std::lock_guard lock(mutex_);
+  check(tables, INT32_MAX - 1);
+  add(tables, 1);
+}
+
+void Holds::acquire_exclusive(const BlockTables& tables) {
+  const std::lock_guard lock(mutex_);
+  check(tables, 0);
+  add(tables, kExclusive);
+}
+
+void Holds::release_shared(const BlockTables& tables) noexcept {
+  const std::lock_guard lock(mutex_);
+  add(tables, -1);
+}
+
+void Holds::release_exclusive(const BlockTables& tables) noexcept {
+  const std::lock_guard lock(mutex_);
+  add(tables, -kExclusive);
+}
+
+Holds::Count Holds::count() const noexcept {
+  const std::lock_guard lock(mutex_);
+  Count count;
+  for (const auto& group : held_) {
+    for (const std::int32_t held : group) {
+      if (held == kExclusive) ++count.exclusive;
+      if (held > 0) ++count.shared;
+    }
+  }
+  return count;
+}
+
+}  // namespace kvlink::handoff

@@ -1,0 +1,56 @@
+// Which blocks live handoffs read or write: shared for reading, exclusive for writing.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace kvlink::handoff {
+
+/// One group of the cache as its owner counts it.
+struct Group {
+  std::string name;
+  std::uint32_t num_blocks{};
+  std::uint32_t block_tokens{};
+};
+
+/// Block ids by group; `-1` is a hole and is never held.
+using BlockTables = std::vector<std::vector<std::int32_t>>;
+
+/// Thread-safe. The engine's allocator decides what a block holds; this only keeps readers and writers apart.
+class Holds {
+ public:
+  explicit Holds(std::vector<Group> groups);
+
+  [[nodiscard]] const std::vector<Group>& groups() const noexcept { return groups_; }
+
+  /// Holds every block of `tables` or none. Throws Error(invalid_argument) for a block that is out of range or
+  /// appears twice, Error(blocks_busy) for one that a live handoff writes.
+  void acquire_shared(const BlockTables& tables);
+  /// As above; Error(blocks_busy) also for a block that a live offer holds.
+  void acquire_exclusive(const BlockTables& tables);
+  void release_shared(const BlockTables& tables) noexcept;
+  void release_exclusive(const BlockTables& tables) noexcept;
+
+  struct Count {
+    std::uint64_t shared{};
+    std::uint64_t exclusive{};
+  };
+  [[nodiscard]] Count count() const noexcept;
+
+ private:
+  static constexpr std::int32_t kExclusive = -1;
+
+  void check(const BlockTables& tables, std::int32_t highest_allowed);
+  void add(const BlockTables& tables, std::int32_t difference) noexcept;
+
+  std::vector<Group> groups_;
+  mutable std::mutex mutex_;
+  std::vector<std::vector<std::int32_t>> held_;    // kExclusive, or the number of offers that hold the block
+  std::vector<std::vector<std::uint32_t>> seen_;   // the last check that met the block: finds doubles in one pass
+  std::uint32_t check_number_{0};
+};
+
+}  // namespace kvlink::handoff

@@ -1,0 +1,173 @@
+#include "kvlink/handoff/messages.hpp"
+
+#include <algorithm>
+
+#include "kvlink/handoff/frame_buffer.hpp"
+
+namespace kvlink::handoff {
+namespace {
+
+/// Writes a header with its length still open, and fills the length in when the body is complete.
+class Frame {
+ public:
+  Frame(std::vector<std::byte>& out, Kind kind, const AttemptId& attempt) : out_(out), start_(out.size()), body(out) {
+    body.number(std::uint32_t{0});
+    body.number(static_cast<std::uint8_t>(kind));
+    body.number(kDialect);
+    body.number(std::uint16_t{0});
+    body.bytes(std::as_bytes(std::span(attempt.handoff.epoch)));
+    body.number(attempt.handoff.sequence);
+    body.number(attempt.attempt);
+    body.number(std::uint32_t{0});
+  }
+  ~Frame() {
+    const auto body_bytes = static_cast<std::uint32_t>(out_.size() - start_ - kHeaderBytes);
+    std::memcpy(out_.data() + start_, &body_bytes, sizeof body_bytes);
+  }
+  Frame(const Frame&) = delete;
+  Frame& operator=(const Frame&) = delete;
+
+ private:
+  std::vector<std::byte>& out_;
+  std::size_t start_;
+
+ public:
+  FrameWriter body;
+};
+
+[[nodiscard]] bool is_kind(std::uint8_t number) noexcept {
+  return number >= static_cast<std::uint8_t>(Kind::claim) && number <= static_cast<std::uint8_t>(Kind::cancel);
+}
+
+[[nodiscard]] bool is_code(std::uint8_t number) noexcept {
+  return number >= static_cast<std::uint8_t>(Code::invalid_argument) &&
+         number <= static_cast<std::uint8_t>(Code::version_mismatch);
+}
+
+}  // namespace
+
+std::optional<Header> parse_header(std::span<const std::byte, kHeaderBytes> bytes) noexcept {
+  FrameReader reader(bytes);
+  Header header;
+  header.body_bytes = reader.number<std::uint32_t>();
+  const auto kind = reader.number<std::uint8_t>();
+  header.dialect = reader.number<std::uint8_t>();
+  (void)reader.number<std::uint16_t>();
+  const auto epoch = reader.bytes(sizeof(Epoch));
+  std::memcpy(header.attempt.handoff.epoch.data(), epoch.data(), sizeof(Epoch));
+  header.attempt.handoff.sequence = reader.number<std::uint64_t>();
+  header.attempt.attempt = reader.number<std::uint32_t>();
+  if (!is_kind(kind) || header.dialect != kDialect || header.body_bytes > kMaxBodyBytes) return std::nullopt;
+  header.kind = static_cast<Kind>(kind);
+  return header;
+}
+
+void write_claim(std::vector<std::byte>& out, const AttemptId& attempt, const Claim& claim) {
+  Frame frame(out, Kind::claim, attempt);
+  frame.body.number(static_cast<std::uint8_t>(claim.lane));
+  frame.body.number(claim.first_token);
+  frame.body.number(claim.end_token);
+  frame.body.number(claim.remaining_ms);
+}
+
+std::optional<Claim> parse_claim(std::span<const std::byte> body) {
+  FrameReader reader(body);
+  const auto lane = transport::lane_from_number(reader.number<std::uint8_t>());
+  Claim claim;
+  claim.first_token = reader.number<std::uint64_t>();
+  claim.end_token = reader.number<std::uint64_t>();
+  claim.remaining_ms = reader.number<std::uint32_t>();
+  if (!reader.complete() || !lane || claim.first_token > claim.end_token) return std::nullopt;
+  claim.lane = *lane;
+  return claim;
+}
+
+void write_grant(std::vector<std::byte>& out, const AttemptId& attempt, const Grant& grant) {
+  Frame frame(out, Kind::grant, attempt);
+  frame.body.number(grant.remaining_ms);
+  frame.body.number(grant.num_tokens);
+  frame.body.number(static_cast<std::uint32_t>(grant.payload.size()));
+  frame.body.number(static_cast<std::uint32_t>(grant.blocks.size()));
+  for (const auto& table : grant.blocks) frame.body.number(static_cast<std::uint32_t>(table.size()));
+  frame.body.bytes(grant.payload);
+  for (const auto& table : grant.blocks) frame.body.bytes(std::as_bytes(std::span(table)));
+}
+
+std::optional<Grant> parse_grant(std::span<const std::byte> body) {
+  FrameReader reader(body);
+  Grant grant;
+  grant.remaining_ms = reader.number<std::uint32_t>();
+  grant.num_tokens = reader.number<std::uint64_t>();
+  const auto payload_bytes = reader.number<std::uint32_t>();
+  const auto groups = reader.number<std::uint32_t>();
+  if (!reader.ok() || payload_bytes > kMaxPayloadBytes || groups > kMaxGroups) return std::nullopt;
+  std::vector<std::uint32_t> counts(groups);
+  for (auto& count : counts) count = reader.number<std::uint32_t>();
+  const auto payload = reader.bytes(payload_bytes);
+  grant.payload.assign(payload.begin(), payload.end());
+  for (const std::uint32_t count : counts) {
+    const auto data = reader.bytes(std::size_t{count} * sizeof(std::int32_t));
+    if (!reader.ok()) return std::nullopt;
+    auto& table = grant.blocks.emplace_back(count);
+    if (count != 0) std::memcpy(table.data(), data.data(), data.size());
+  }
+  return reader.complete() ? std::optional(std::move(grant)) : std::nullopt;
+}
+
+void write_refuse(std::vector<std::byte>& out, const AttemptId& attempt, const Failure& failure) {
+  const auto text = std::string_view(failure.message).substr(0, kMaxMessageText);
+  Frame frame(out, Kind::refuse, attempt);
+  frame.body.number(static_cast<std::uint8_t>(failure.code));
+  frame.body.number(static_cast<std::uint16_t>(text.size()));
+  frame.body.text(text);
+}
+
+std::optional<Refuse> parse_refuse(std::span<const std::byte> body) {
+  FrameReader reader(body);
+  const auto code = reader.number<std::uint8_t>();
+  const auto length = reader.number<std::uint16_t>();
+  Refuse refuse;
+  refuse.message = reader.text(length);
+  if (!reader.complete() || !is_code(code) || length > kMaxMessageText) return std::nullopt;
+  refuse.code = static_cast<Code>(code);
+  return refuse;
+}
+
+void write_fetch(std::vector<std::byte>& out, const AttemptId& attempt, const Fetch& fetch) {
+  Frame frame(out, Kind::fetch, attempt);
+  frame.body.number(static_cast<std::uint32_t>(fetch.pieces.size()));
+  for (const auto& pieces : fetch.pieces) frame.body.number(static_cast<std::uint32_t>(pieces.size()));
+  for (const auto& pieces : fetch.pieces) frame.body.bytes(std::as_bytes(std::span(pieces)));
+}
+
+std::optional<Fetch> parse_fetch(std::span<const std::byte> body) {
+  static_assert(sizeof(FetchPiece) == 8, "a piece is eight bytes on the wire");
+  FrameReader reader(body);
+  const auto groups = reader.number<std::uint32_t>();
+  if (!reader.ok() || groups > kMaxGroups) return std::nullopt;
+  std::vector<std::uint32_t> counts(groups);
+  for (auto& count : counts) count = reader.number<std::uint32_t>();
+  Fetch fetch;
+  for (const std::uint32_t count : counts) {
+    const auto data = reader.bytes(std::size_t{count} * sizeof(FetchPiece));
+    if (!reader.ok()) return std::nullopt;
+    auto& pieces = fetch.pieces.emplace_back(count);
+    if (count != 0) std::memcpy(pieces.data(), data.data(), data.size());
+  }
+  return reader.complete() ? std::optional(std::move(fetch)) : std::nullopt;
+}
+
+void write_number(std::vector<std::byte>& out, Kind kind, const AttemptId& attempt, std::uint64_t number) {
+  Frame frame(out, kind, attempt);
+  frame.body.number(number);
+}
+
+std::optional<std::uint64_t> parse_number(std::span<const std::byte> body) {
+  FrameReader reader(body);
+  const auto number = reader.number<std::uint64_t>();
+  return reader.complete() ? std::optional(number) : std::nullopt;
+}
+
+void write_empty(std::vector<std::byte>& out, Kind kind, const AttemptId& attempt) { const Frame frame(out, kind, attempt); }
+
+}  // namespace kvlink::handoff

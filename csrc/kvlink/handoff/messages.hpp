@@ -1,0 +1,92 @@
+// The control messages of a handoff, and their bytes. docs/WIRE.md describes the same frames.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kvlink/error.hpp"
+#include "kvlink/ids.hpp"
+#include "kvlink/transport/lane.hpp"
+
+namespace kvlink::handoff {
+
+/// Numbers travel: never renumber, only append.
+enum class Kind : std::uint8_t {
+  claim = 1,    // target to source: may I read this?
+  grant = 2,    // source to target: yes, these blocks, for so long
+  refuse = 3,   // source to target: no, or no longer
+  fetch = 4,    // target to source, staged lane: send me these pieces
+  credit = 5,   // target to source, staged lane: so many chunks are scattered
+  confirm = 6,  // target to source: I have read everything
+  valid = 7,    // source to target: the grant never lapsed, so what you read is right
+  cancel = 8,   // target to source: I gave up
+};
+
+inline constexpr std::uint8_t kDialect = 1;
+inline constexpr std::size_t kHeaderBytes = 40;
+/// A grant for a million blocks with the largest payload fits; anything longer is an attack or a bug.
+inline constexpr std::uint32_t kMaxBodyBytes = 16U << 20U;
+inline constexpr std::size_t kMaxPayloadBytes = 4U << 20U;
+inline constexpr std::size_t kMaxGroups = 64;
+inline constexpr std::size_t kMaxMessageText = 1024;
+
+struct Header {
+  std::uint32_t body_bytes{};
+  Kind kind{};
+  std::uint8_t dialect{};
+  AttemptId attempt{};
+};
+
+struct Claim {
+  transport::Lane lane{};
+  std::uint64_t first_token{};
+  std::uint64_t end_token{};
+  std::uint32_t remaining_ms{};  // of the claimer's deadline, counted from sending
+};
+
+struct Grant {
+  std::uint32_t remaining_ms{};  // of the lease, counted from sending
+  std::uint64_t num_tokens{};
+  std::vector<std::byte> payload;
+  std::vector<std::vector<std::int32_t>> blocks;  // one table a group, from token 0
+};
+
+struct Refuse {
+  Code code{};
+  std::string message;
+};
+
+/// Tokens of one source block that the target wants: 8 bytes on the wire.
+struct FetchPiece {
+  std::int32_t block{};
+  std::uint16_t token{};
+  std::uint16_t tokens{};
+};
+
+struct Fetch {
+  std::vector<std::vector<FetchPiece>> pieces;  // one list a group
+};
+
+/// Parses a header. Nothing if the kind or dialect is unknown or the body is longer than allowed.
+[[nodiscard]] std::optional<Header> parse_header(std::span<const std::byte, kHeaderBytes> bytes) noexcept;
+
+/// Appends one whole frame to `out`.
+void write_claim(std::vector<std::byte>& out, const AttemptId& attempt, const Claim& claim);
+void write_grant(std::vector<std::byte>& out, const AttemptId& attempt, const Grant& grant);
+void write_refuse(std::vector<std::byte>& out, const AttemptId& attempt, const Failure& failure);
+void write_fetch(std::vector<std::byte>& out, const AttemptId& attempt, const Fetch& fetch);
+void write_number(std::vector<std::byte>& out, Kind kind, const AttemptId& attempt, std::uint64_t number);
+void write_empty(std::vector<std::byte>& out, Kind kind, const AttemptId& attempt);
+
+/// Bodies. Nothing if a length does not fit, a number is out of its range or bytes are left over.
+[[nodiscard]] std::optional<Claim> parse_claim(std::span<const std::byte> body);
+[[nodiscard]] std::optional<Grant> parse_grant(std::span<const std::byte> body);
+[[nodiscard]] std::optional<Refuse> parse_refuse(std::span<const std::byte> body);
+[[nodiscard]] std::optional<Fetch> parse_fetch(std::span<const std::byte> body);
+[[nodiscard]] std::optional<std::uint64_t> parse_number(std::span<const std::byte> body);
+
+}  // namespace kvlink::handoff

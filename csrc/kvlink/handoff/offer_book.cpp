@@ -1,0 +1,250 @@
+#include "kvlink/handoff/offer_book.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "kvlink/clock.hpp"
+#include "kvlink/handoff/source_plan.hpp"
+
+namespace kvlink::handoff {
+namespace {
+
+/// An end is remembered for this many offers, so that a late claim learns why it comes too late.
+constexpr std::size_t kRetiredLimit = 65'536;
+
+[[nodiscard]] std::uint32_t remaining_ms(std::int64_t deadline_ns, std::int64_t now) noexcept {
+  const std::int64_t left = std::max<std::int64_t>(0, (deadline_ns - now) / kNsPerMs);
+  return static_cast<std::uint32_t>(std::min<std::int64_t>(left, std::numeric_limits<std::uint32_t>::max()));
+}
+
+/// The part of each table that holds tokens below `end_token`.
+[[nodiscard]] BlockTables cut(const BlockTables& tables, const std::vector<Group>& groups, std::uint64_t end_token) {
+  BlockTables out;
+  for (std::size_t g = 0; g < tables.size(); ++g) {
+    const std::uint64_t entries = (end_token + groups[g].block_tokens - 1) / groups[g].block_tokens;
+    const auto count = std::min<std::uint64_t>(entries, tables[g].size());
+    out.emplace_back(tables[g].begin(), tables[g].begin() + static_cast<std::ptrdiff_t>(count));
+  }
+  return out;
+}
+
+void refuse(Peer& peer, const AttemptId& attempt, const Failure& failure) {
+  if (peer.channel) write_refuse(peer.channel->outbox(), attempt, failure);
+}
+
+}  // namespace
+
+void OfferBook::add(OfferRequest request) {
+  {
+    const std::lock_guard lock(added_mutex_);
+    added_.push_back(std::move(request));
+  }
+  services_.waker.ring();
+}
+
+void OfferBook::adopt_added() {
+  std::vector<OfferRequest> added;
+  {
+    const std::lock_guard lock(added_mutex_);
+    added.swap(added_);
+  }
+  for (OfferRequest& request : added) {
+    const std::uint64_t sequence = request.handle->id().handoff.sequence;
+    leases_.emplace(request.expires_ns, sequence);
+    offers_.emplace(sequence, Offer{.request = std::move(request), .lane = {}, .grants = {}});
+  }
+}
+
+OfferBook::Offers::iterator OfferBook::find(const HandoffId& id) {
+  if (id.epoch != services_.epoch) return offers_.end();
+  const auto found = offers_.find(id.sequence);
+  if (found != offers_.end()) return found;
+  // A claim may arrive between the last turn and the call that made its offer known to the loop.
+  adopt_added();
+  return offers_.find(id.sequence);
+}
+
+Failure OfferBook::why_unknown(const HandoffId& id) const {
+  if (id.epoch != services_.epoch) {
+    return {Code::stale_peer, "the ticket was made by an earlier instance of this worker; ask its scheduler for a new one"};
+  }
+  const auto retired = retired_.find(id.sequence);
+  if (retired == retired_.end()) return {Code::unknown_handoff, "no such offer is known here"};
+  switch (retired->second) {
+    case Code::already_claimed:
+      return {Code::already_claimed, "the offer was read by all its readers; make a new offer to read it again"};
+    case Code::ticket_expired:
+      return {Code::ticket_expired, "the offer's lease ran out before it was claimed; offer it again or with a longer ttl_s"};
+    default:
+      return {retired->second, "the offer was withdrawn"};
+  }
+}
+
+std::optional<Failure> OfferBook::why_refused(const Offer& offer, const Claim& claim) const {
+  if (claim.end_token > offer.request.num_tokens) {
+    return Failure{Code::not_offered, "tokens up to " + std::to_string(claim.end_token) + " were claimed, " +
+                                          std::to_string(offer.request.num_tokens) + " are offered"};
+  }
+  if (offer.validated + offer.grants.size() >= offer.request.readers) {
+    return Failure{Code::already_claimed, "the offer has " + std::to_string(offer.request.readers) +
+                                              " reader(s) and all of them have claimed it; offer with readers=n for more"};
+  }
+  return std::nullopt;
+}
+
+void OfferBook::on_claim(const PeerPtr& peer, const AttemptId& attempt, const Claim& claim) {
+  const auto found = find(attempt.handoff);
+  const auto refusal = found == offers_.end() ? std::optional(why_unknown(attempt.handoff)) : why_refused(found->second, claim);
+  if (refusal || find_grant(peer, attempt) != nullptr) {
+    services_.counters.refused_claims.fetch_add(1);
+    refuse(*peer, attempt, refusal.value_or(Failure{Code::already_claimed, "this attempt was granted before"}));
+    return;
+  }
+  Offer& offer = found->second;
+  offer.grants.push_back({.peer = peer, .attempt = attempt, .claim = claim, .sender = nullptr});
+  offer.request.handle->set_state(State::granted);
+  ++peer->handoffs;
+  const Grant& grant = offer.grants.back();
+  write_grant(peer->channel->outbox(), grant.attempt,
+              handoff::Grant{.remaining_ms = remaining_ms(offer.request.expires_ns, now_ns()),
+                             .num_tokens = offer.request.num_tokens,
+                             .payload = offer.request.payload,
+                             .blocks = cut(offer.request.blocks, services_.holds->groups(), claim.end_token)});
+}
+
+OfferBook::Grant* OfferBook::find_grant(const PeerPtr& peer, const AttemptId& attempt) {
+  const auto offer = find(attempt.handoff);
+  if (offer == offers_.end()) return nullptr;
+  for (Grant& grant : offer->second.grants) {
+    if (grant.peer == peer && grant.attempt == attempt) return &grant;
+  }
+  return nullptr;
+}
+
+void OfferBook::on_fetch(const PeerPtr& peer, const AttemptId& attempt, const Fetch& fetch) {
+  Grant* const grant = find_grant(peer, attempt);
+  if (grant == nullptr || grant->fetched) {
+    services_.counters.stale_messages.fetch_add(1);
+    return;
+  }
+  grant->fetched = true;
+  const Offer& offer = find(attempt.handoff)->second;
+  try {
+    auto plan = plan_of_fetch(*peer, fetch, offer.request.blocks, services_.holds->groups());
+    grant->sender = peer->reach.make_sender(std::move(plan), attempt, services_, peer->title());
+    senders_.push_back(grant->sender);
+    grant->sender->start();
+  } catch (const Error& error) {
+    refuse(*peer, attempt, {error.code(), error.what()});
+    on_cancel(peer, attempt);
+  }
+}
+
+void OfferBook::on_credit(const PeerPtr& peer, const AttemptId& attempt, std::uint64_t chunks) {
+  Grant* const grant = find_grant(peer, attempt);
+  if (grant == nullptr || !grant->sender) {
+    services_.counters.stale_messages.fetch_add(1);
+    return;
+  }
+  grant->sender->credit(static_cast<std::uint32_t>(std::min<std::uint64_t>(chunks, UINT32_MAX)));
+}
+
+void OfferBook::on_confirm(const PeerPtr& peer, const AttemptId& attempt, std::uint64_t bytes) {
+  Grant* const grant = find_grant(peer, attempt);
+  if (grant == nullptr) {
+    // The grant lapsed while its bytes were on their way: what was read may be anything (P1).
+    services_.counters.stale_messages.fetch_add(1);
+    refuse(*peer, attempt, why_unknown(attempt.handoff));
+    return;
+  }
+  const auto found = find(attempt.handoff);
+  Offer& offer = found->second;
+  offer.lane = transport::lane_name(grant->claim.lane);
+  offer.bytes += bytes;
+  peer->bytes += bytes;
+  write_empty(peer->channel->outbox(), Kind::valid, attempt);
+  end_grant(*grant);
+  std::erase_if(offer.grants, [&](const Grant& each) { return each.peer == peer && each.attempt == attempt; });
+  if (++offer.validated == offer.request.readers) end(found, std::nullopt);
+}
+
+void OfferBook::on_cancel(const PeerPtr& peer, const AttemptId& attempt) {
+  Grant* const grant = find_grant(peer, attempt);
+  if (grant == nullptr) return;
+  end_grant(*grant);
+  Offer& offer = find(attempt.handoff)->second;
+  std::erase_if(offer.grants, [&](const Grant& each) { return each.peer == peer && each.attempt == attempt; });
+  if (offer.grants.empty()) offer.request.handle->set_state(State::offered);
+}
+
+void OfferBook::on_peer_lost(const PeerPtr& peer) {
+  for (auto& [sequence, offer] : offers_) {
+    for (Grant& grant : offer.grants) {
+      if (grant.peer == peer) end_grant(grant);
+    }
+    std::erase_if(offer.grants, [&](const Grant& grant) { return grant.peer == peer; });
+    if (offer.grants.empty()) offer.request.handle->set_state(State::offered);
+  }
+}
+
+void OfferBook::end_grant(Grant& grant) noexcept {
+  if (grant.sender) grant.sender->cancel();
+}
+
+void OfferBook::end(Offers::iterator found, std::optional<Failure> failure) {
+  Offer& offer = found->second;
+  for (Grant& grant : offer.grants) {
+    end_grant(grant);
+    refuse(*grant.peer, grant.attempt, *failure);  // Only a failed offer still has live grants.
+  }
+  retired_[found->first] = failure ? failure->code : Code::already_claimed;
+  if (retired_.size() > kRetiredLimit) retired_.erase(retired_.begin());
+  services_.counters.live.fetch_sub(1);
+  (failure ? services_.counters.failed : services_.counters.succeeded).fetch_add(1);
+  // Released together with the outcome: from here on no CONFIRM of a reader is answered with VALID (P1, P2).
+  services_.holds->release_shared(offer.request.blocks);
+  const auto handle = offer.request.handle;
+  if (failure) failure->message = "offer " + text_of(handle->id().handoff) + ": " + failure->message;
+  Result result{.failure = std::move(failure),
+                .failed = {},
+                .valid_prefix_tokens = offer.request.num_tokens,
+                .bytes = offer.bytes,
+                .lane = std::move(offer.lane),
+                .phases_s = {},
+                .payload = std::move(offer.request.payload)};
+  leases_.erase({offer.request.expires_ns, found->first});
+  offers_.erase(found);
+  handle->settle(std::move(result));
+  handle->release();
+}
+
+void OfferBook::cancel(const HandoffId& id, const Failure& failure) {
+  const auto found = find(id);
+  if (found != offers_.end()) end(found, failure);
+}
+
+void OfferBook::close_all(const Failure& failure) {
+  adopt_added();
+  while (!offers_.empty()) end(offers_.begin(), failure);
+}
+
+bool OfferBook::turn(std::int64_t now) noexcept {
+  adopt_added();
+  bool busy = false;
+  while (!leases_.empty() && leases_.begin()->first <= now) {
+    end(offers_.find(leases_.begin()->second),
+        Failure{Code::ticket_expired, "the offer's lease ran out before all its readers had read it"});
+    busy = true;
+  }
+  for (auto sender = senders_.begin(); sender != senders_.end();) {
+    busy = (*sender)->advance() || busy;
+    sender = (*sender)->drained() ? senders_.erase(sender) : std::next(sender);
+  }
+  return busy;
+}
+
+std::int64_t OfferBook::next_deadline() noexcept {
+  return leases_.empty() ? std::numeric_limits<std::int64_t>::max() : leases_.begin()->first;
+}
+
+}  // namespace kvlink::handoff

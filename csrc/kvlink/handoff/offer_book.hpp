@@ -1,0 +1,90 @@
+// The source side: what this node offers, who reads it, and until when. Progress thread only, but for `add`.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvlink/handoff/handoff.hpp"
+#include "kvlink/handoff/holds.hpp"
+#include "kvlink/handoff/messages.hpp"
+#include "kvlink/handoff/peer.hpp"
+#include "kvlink/handoff/services.hpp"
+
+namespace kvlink::handoff {
+
+/// What `Engine::offer` was asked for, after it was checked and its blocks are held.
+struct OfferRequest {
+  std::shared_ptr<Handoff> handle;
+  BlockTables blocks;  // one table a group, cut to the entries that hold tokens
+  std::uint64_t num_tokens{};
+  std::int64_t expires_ns{};
+  std::uint32_t readers{1};
+  std::vector<std::byte> payload;
+};
+
+class OfferBook {
+ public:
+  explicit OfferBook(Services& services) : services_(services) {}
+
+  /// Any thread. The offer can be claimed as soon as this returns.
+  void add(OfferRequest request);
+
+  void on_claim(const PeerPtr& peer, const AttemptId& attempt, const Claim& claim);
+  void on_fetch(const PeerPtr& peer, const AttemptId& attempt, const Fetch& fetch);
+  void on_credit(const PeerPtr& peer, const AttemptId& attempt, std::uint64_t chunks);
+  void on_confirm(const PeerPtr& peer, const AttemptId& attempt, std::uint64_t bytes);
+  void on_cancel(const PeerPtr& peer, const AttemptId& attempt);
+  void on_peer_lost(const PeerPtr& peer);
+
+  void cancel(const HandoffId& id, const Failure& failure);
+  void close_all(const Failure& failure);
+
+  /// Expires leases and drives staged senders. Returns whether anything happened.
+  bool turn(std::int64_t now) noexcept;
+  [[nodiscard]] std::int64_t next_deadline() noexcept;
+  /// No staged sender reads this node's memory any more.
+  [[nodiscard]] bool drained() const noexcept { return senders_.empty(); }
+
+ private:
+  struct Grant {
+    PeerPtr peer;
+    AttemptId attempt;
+    Claim claim;
+    bool fetched{false};
+    std::shared_ptr<transport::StagedSender> sender;  // staged lane only
+  };
+  struct Offer {
+    OfferRequest request;
+    std::uint32_t validated{0};
+    std::uint64_t bytes{0};
+    std::string lane;
+    std::vector<Grant> grants;  // live ones
+  };
+  using Offers = std::map<std::uint64_t, Offer>;
+
+  [[nodiscard]] Offers::iterator find(const HandoffId& id);
+  [[nodiscard]] Failure why_unknown(const HandoffId& id) const;
+  [[nodiscard]] std::optional<Failure> why_refused(const Offer& offer, const Claim& claim) const;
+  [[nodiscard]] Grant* find_grant(const PeerPtr& peer, const AttemptId& attempt);
+  void adopt_added();
+  void end_grant(Grant& grant) noexcept;
+  void end(Offers::iterator offer, std::optional<Failure> failure);
+
+  Services& services_;
+  std::mutex added_mutex_;
+  std::vector<OfferRequest> added_;  // guarded by added_mutex_
+  Offers offers_;
+  std::set<std::pair<std::int64_t, std::uint64_t>> leases_;  // (expiry, sequence) of every offer
+  std::map<std::uint64_t, Code> retired_;  // why the latest ended offers ended; bounded
+  std::list<std::shared_ptr<transport::StagedSender>> senders_;  // until drained, though the offer be gone
+};
+
+}  // namespace kvlink::handoff

@@ -1,0 +1,136 @@
+#include "kvlink/handoff/reach.hpp"
+
+#include <algorithm>
+
+namespace kvlink::handoff {
+
+using transport::Lane;
+
+Reach Reach::open(SourceFacts facts, const std::vector<Lane>& wanted, bool has_ucx) {
+  Reach reach;
+  reach.facts_ = std::move(facts);
+  for (const Lane lane : wanted) {
+    std::string refusal = reach.open_lane(lane, has_ucx);
+    if (refusal.empty()) {
+      reach.lanes_.push_back(lane);
+    } else {
+      reach.refused_.emplace_back(lane, std::move(refusal));
+    }
+  }
+  reach.facts_.region_fds.clear();  // What was mapped stays mapped without its descriptor.
+  return reach;
+}
+
+Reach Reach::to_claimant(std::vector<std::byte> ucx_address, bool same_host) {
+  Reach reach;
+  reach.facts_.ucx_address = std::move(ucx_address);
+  reach.facts_.same_host = same_host;
+  return reach;
+}
+
+std::string Reach::open_lane(Lane lane, bool has_ucx) {
+  try {
+    switch (lane) {
+      case Lane::mapped: {
+        auto mapped = std::make_shared<transport::MappedSource>();
+        if (facts_.region_fds.size() != facts_.region_bytes.size()) return "the peer is on another host";
+        for (std::size_t i = 0; i < facts_.region_fds.size(); ++i) {
+          if (!facts_.region_fds[i]) return "region " + std::to_string(i) + " of the source was not made by kvlink.empty";
+          mapped->regions.push_back(
+              std::make_shared<transport::Mapping>(std::move(facts_.region_fds[i]), facts_.region_bytes[i]));
+        }
+        mapped_ = std::move(mapped);
+        return {};
+      }
+      case Lane::vectored:
+        if (!facts_.same_host || facts_.pid == 0) return "the source's process is not visible from here";
+        vectored_ = transport::open_vectored_source(facts_.pid, facts_.region_addresses);
+        return {};
+      case Lane::get:
+        if (!has_ucx || facts_.ucx_address.empty()) return "UCX is not used by both sides";
+        if (facts_.keys.size() != facts_.region_bytes.size()) return "the source gave no remote keys";
+        return {};
+      case Lane::staged:
+        return !has_ucx || facts_.ucx_address.empty() ? "UCX is not used by both sides" : "";
+    }
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no such lane";
+}
+
+std::string Reach::why_not(Lane lane) const {
+  if (std::ranges::find(lanes_, lane) != lanes_.end()) return {};
+  for (const auto& [refused, why] : refused_) {
+    if (refused == lane) return why;
+  }
+  return "this node does not allow it";
+}
+
+const std::shared_ptr<transport::ucx::Endpoint>& Reach::endpoint(Services& services, const std::string& peer) {
+  if (endpoint_ && endpoint_->failed()) {
+    get_.reset();
+    endpoint_.reset();
+  }
+  if (!endpoint_) {
+    if (!services.ucx) throw Error(Code::lane_unavailable, "this node does not use UCX");
+    // Only mode `none` has shared-memory and CMA lanes; only mode `peer` survives a dead peer on a network.
+    const auto mode = facts_.same_host ? transport::ucx::FailureMode::none : transport::ucx::FailureMode::peer;
+    endpoint_ = std::make_shared<transport::ucx::Endpoint>(services.ucx, facts_.ucx_address, mode, peer);
+    transports_ = endpoint_->transports();
+  }
+  return endpoint_;
+}
+
+std::shared_ptr<const transport::GetSource> Reach::get_source(Services& services, const std::string& peer) {
+  const auto& way = endpoint(services, peer);
+  if (!get_) {
+    std::vector<transport::RemoteRegion> regions;
+    for (std::size_t i = 0; i < facts_.keys.size(); ++i) {
+      regions.push_back({.address = facts_.region_addresses[i],
+                         .bytes = facts_.region_bytes[i],
+                         .packed_key = facts_.keys[i]});
+    }
+    get_ = transport::make_get_source(way, regions);
+  }
+  return get_;
+}
+
+Reach::Started Reach::make_transfer(Lane lane, std::shared_ptr<const plan::Plan> plan, Services& services,
+                                    const std::string& peer) {
+  switch (lane) {
+    case Lane::mapped:
+      return {transport::make_mapped_transfer(std::move(plan), mapped_, services.memory, *services.copy_threads,
+                                              services.waker),
+              nullptr};
+    case Lane::vectored:
+      return {transport::make_vectored_transfer(std::move(plan), vectored_, services.memory, *services.copy_threads,
+                                                services.waker),
+              nullptr};
+    case Lane::get:
+      return {transport::make_get_transfer(std::move(plan), get_source(services, peer), services.memory, {}), nullptr};
+    case Lane::staged: {
+      auto receiver = transport::StagedReceiver::create(std::move(plan), services.memory, kWindowChunks,
+                                                        *services.copy_threads, services.waker);
+      return {receiver, receiver};
+    }
+  }
+  throw Error(Code::lane_unavailable, "no such lane");
+}
+
+std::shared_ptr<transport::StagedSender> Reach::make_sender(std::shared_ptr<const plan::Plan> plan,
+                                                            const AttemptId& attempt, Services& services,
+                                                            const std::string& peer) {
+  if (!chunks_) chunks_ = std::make_shared<transport::ChunkPool>(kChunkBytes, 2 * kWindowChunks);
+  return std::make_shared<transport::StagedSender>(std::move(plan), services.memory, endpoint(services, peer), attempt,
+                                                   chunks_, kWindowChunks, *services.copy_threads, services.waker);
+}
+
+void Reach::close() noexcept {
+  get_.reset();
+  endpoint_.reset();
+  mapped_.reset();
+  vectored_.reset();
+}
+
+}  // namespace kvlink::handoff

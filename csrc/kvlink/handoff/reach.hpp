@@ -1,0 +1,86 @@
+// How one peer's memory is reached, lane by lane; and how this node's memory is sent to it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvlink/handoff/services.hpp"
+#include "kvlink/ids.hpp"
+#include "kvlink/plan/copy_plan.hpp"
+#include "kvlink/transport/chunk_pool.hpp"
+#include "kvlink/transport/get_transfer.hpp"
+#include "kvlink/transport/lane.hpp"
+#include "kvlink/transport/mapped_transfer.hpp"
+#include "kvlink/transport/staged_receiver.hpp"
+#include "kvlink/transport/staged_sender.hpp"
+#include "kvlink/transport/ucx/endpoint.hpp"
+#include "kvlink/transport/vectored_transfer.hpp"
+
+namespace kvlink::handoff {
+
+inline constexpr std::uint32_t kChunkBytes = 512U << 10U;
+/// Chunks that a source may have on their way before the target gives credit: 4 MiB stay inside a cache.
+inline constexpr std::uint32_t kWindowChunks = 8;
+
+/// What a peer that we read from told about its memory.
+struct SourceFacts {
+  std::vector<std::uint64_t> region_bytes;
+  std::vector<std::uint64_t> region_addresses;
+  std::vector<transport::UniqueFd> region_fds;  // none, or one a region; an empty one cannot be mapped
+  int pid{0};                                   // as this process sees it; 0: not readable
+  std::vector<std::vector<std::byte>> keys;     // packed, one a region; none without UCX
+  std::vector<std::byte> ucx_address;
+  bool same_host{false};
+};
+
+class Reach {
+ public:
+  Reach() = default;
+
+  /// Opens those of `wanted` that this peer allows, and notes why the others are not to be had. Any thread; may wait
+  /// for the kernel, never for the peer. UCX's lanes are opened at their first use.
+  [[nodiscard]] static Reach open(SourceFacts facts, const std::vector<transport::Lane>& wanted, bool has_ucx);
+  /// For a peer that reads from us: only what staged needs.
+  [[nodiscard]] static Reach to_claimant(std::vector<std::byte> ucx_address, bool same_host);
+
+  /// Usable lanes, best first.
+  [[nodiscard]] const std::vector<transport::Lane>& lanes() const noexcept { return lanes_; }
+  [[nodiscard]] const std::string& transports() const noexcept { return transports_; }
+  /// Why `lane` is not among them; empty if it is.
+  [[nodiscard]] std::string why_not(transport::Lane lane) const;
+
+  struct Started {
+    std::shared_ptr<transport::Transfer> transfer;
+    std::shared_ptr<transport::StagedReceiver> receiver;  // the same object, on the staged lane
+  };
+  /// Progress thread. Throws Error(lane_unavailable) when UCX finds no way.
+  [[nodiscard]] Started make_transfer(transport::Lane lane, std::shared_ptr<const plan::Plan> plan, Services& services,
+                                      const std::string& peer);
+  /// Progress thread. Throws Error(lane_unavailable).
+  [[nodiscard]] std::shared_ptr<transport::StagedSender> make_sender(std::shared_ptr<const plan::Plan> plan,
+                                                                     const AttemptId& attempt, Services& services,
+                                                                     const std::string& peer);
+  /// Gives UCX's endpoint and keys back; transfers that still use them keep theirs. Progress thread.
+  void close() noexcept;
+
+ private:
+  [[nodiscard]] std::string open_lane(transport::Lane lane, bool has_ucx);
+  [[nodiscard]] const std::shared_ptr<transport::ucx::Endpoint>& endpoint(Services& services, const std::string& peer);
+  [[nodiscard]] std::shared_ptr<const transport::GetSource> get_source(Services& services, const std::string& peer);
+
+  SourceFacts facts_;
+  std::vector<transport::Lane> lanes_;
+  std::vector<std::pair<transport::Lane, std::string>> refused_;
+  std::string transports_;
+  std::shared_ptr<const transport::MappedSource> mapped_;
+  std::shared_ptr<const transport::VectoredSource> vectored_;
+  std::shared_ptr<transport::ucx::Endpoint> endpoint_;
+  std::shared_ptr<const transport::GetSource> get_;
+  std::shared_ptr<transport::ChunkPool> chunks_;
+};
+
+}  // namespace kvlink::handoff

@@ -1,0 +1,44 @@
+// What both books of a node share.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "kvlink/handoff/handoff.hpp"
+#include "kvlink/handoff/holds.hpp"
+#include "kvlink/ids.hpp"
+#include "kvlink/transport/chunk_router.hpp"
+#include "kvlink/transport/copy_threads.hpp"
+#include "kvlink/transport/local_memory.hpp"
+#include "kvlink/transport/ucx/worker.hpp"
+#include "kvlink/transport/waker.hpp"
+
+namespace kvlink::handoff {
+
+struct Counters {
+  std::atomic<std::uint64_t> offers{0};
+  std::atomic<std::uint64_t> pulls{0};
+  std::atomic<std::uint64_t> succeeded{0};
+  std::atomic<std::uint64_t> failed{0};
+  std::atomic<std::uint64_t> refused_claims{0};
+  std::atomic<std::uint64_t> stale_messages{0};
+  std::atomic<std::uint64_t> protocol_errors{0};
+  std::atomic<std::uint64_t> bytes_pulled{0};
+  std::atomic<std::uint64_t> live{0};
+};
+
+/// Made once by the engine. Members are in release order: threads that touch memory end before what they touch.
+struct Services {
+  Epoch epoch{};
+  std::shared_ptr<const Bells> bells;
+  std::shared_ptr<const transport::LocalMemory> memory;
+  std::shared_ptr<Holds> holds;
+  Counters counters;
+  transport::Waker waker;
+  std::shared_ptr<transport::ucx::Worker> ucx;  // null where UCX is not used
+  std::shared_ptr<transport::ChunkRouter> router;
+  std::unique_ptr<transport::CopyThreads> copy_threads;
+};
+
+}  // namespace kvlink::handoff

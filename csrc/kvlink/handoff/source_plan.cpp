@@ -1,0 +1,49 @@
+#include "kvlink/handoff/source_plan.hpp"
+
+#include <unordered_set>
+
+namespace kvlink::handoff {
+
+std::shared_ptr<const plan::Plan> plan_of_fetch(const Peer& peer, const Fetch& fetch, const BlockTables& offered,
+                                                const std::vector<Group>& groups) {
+  const auto geometry = peer.layout_template->groups();
+  if (fetch.pieces.size() != geometry.size()) {
+    throw Error(Code::protocol_error, "FETCH lists " + std::to_string(fetch.pieces.size()) + " groups, the template has " +
+                                          std::to_string(geometry.size()));
+  }
+  std::vector<std::vector<plan::BlockPair>> pairs(geometry.size());
+  for (std::size_t g = 0; g < geometry.size(); ++g) {
+    const std::size_t own = geometry[g].source_index;
+    const std::unordered_set<std::int32_t> allowed(offered[own].begin(), offered[own].end());
+    std::uint64_t sequence_token = 0;
+    for (const FetchPiece& piece : fetch.pieces[g]) {
+      if (piece.block < 0 || !allowed.contains(piece.block)) {
+        throw Error(Code::not_offered, "block " + std::to_string(piece.block) + " of group '" + groups[own].name +
+                                           "' does not belong to the offer");
+      }
+      pairs[g].push_back({.source_block = piece.block,
+                          .target_block = -1,
+                          .source_token = piece.token,
+                          .target_token = 0,
+                          .tokens = piece.tokens,
+                          .sequence_token = sequence_token});
+      sequence_token += piece.tokens;
+    }
+  }
+  return std::make_shared<plan::Plan>(peer.layout_template, std::move(pairs));
+}
+
+Fetch fetch_of_plan(const plan::Plan& plan) {
+  Fetch fetch;
+  for (std::size_t g = 0; g < plan.geometry().groups().size(); ++g) {
+    auto& pieces = fetch.pieces.emplace_back();
+    for (const plan::BlockPair& pair : plan.pairs(g)) {
+      pieces.push_back({.block = pair.source_block,
+                        .token = static_cast<std::uint16_t>(pair.source_token),
+                        .tokens = static_cast<std::uint16_t>(pair.tokens)});
+    }
+  }
+  return fetch;
+}
+
+}  // namespace kvlink::handoff

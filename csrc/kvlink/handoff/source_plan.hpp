@@ -1,0 +1,24 @@
+// What a target's FETCH asks of this node's memory, checked against what it was granted.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "kvlink/handoff/holds.hpp"
+#include "kvlink/handoff/messages.hpp"
+#include "kvlink/handoff/peer.hpp"
+#include "kvlink/plan/copy_plan.hpp"
+
+namespace kvlink::handoff {
+
+/// The source's half of a plan: `offered` are the offer's tables by this node's groups, `fetch` lists pieces by the
+/// template's groups. Throws Error(not_offered) for a piece outside of the offered blocks, Error(protocol_error) for
+/// what cannot be pieces.
+[[nodiscard]] std::shared_ptr<const plan::Plan> plan_of_fetch(const Peer& peer, const Fetch& fetch,
+                                                              const BlockTables& offered,
+                                                              const std::vector<Group>& groups);
+
+/// The target's side of the same: the pieces that the pairs of `plan` read.
+[[nodiscard]] Fetch fetch_of_plan(const plan::Plan& plan);
+
+}  // namespace kvlink::handoff
