@@ -1,0 +1,74 @@
+"""Hand the KV cache of a prefill to the worker that decodes, over shared memory, RDMA or TCP.
+
+The names below are loaded when they are first used, so that ``import kvlink`` costs next to
+nothing: neither numpy, msgspec, UCX nor the native module is touched by it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvlink import errors as errors
+    from kvlink.config import Limits as Limits
+    from kvlink.errors import KvlinkError as KvlinkError
+    from kvlink.handoff import Node as Node
+    from kvlink.handoff import Offer as Offer
+    from kvlink.handoff import Pull as Pull
+    from kvlink.layout import KVCache as KVCache
+    from kvlink.memory import Buffer as Buffer
+    from kvlink.memory import empty as empty
+    from kvlink.scheduler import DecodeWorker as DecodeWorker
+    from kvlink.scheduler import Placement as Placement
+    from kvlink.scheduler import Scheduler as Scheduler
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Buffer": "kvlink.memory",
+    "DecodeWorker": "kvlink.scheduler",
+    "KVCache": "kvlink.layout",
+    "KvlinkError": "kvlink.errors",
+    "Limits": "kvlink.config",
+    "Node": "kvlink.handoff",
+    "Offer": "kvlink.handoff",
+    "Placement": "kvlink.scheduler",
+    "Pull": "kvlink.handoff",
+    "Scheduler": "kvlink.scheduler",
+    "empty": "kvlink.memory",
+}
+
+__all__ = [
+    "Buffer",
+    "DecodeWorker",
+    "KVCache",
+    "KvlinkError",
+    "Limits",
+    "Node",
+    "Offer",
+    "Placement",
+    "Pull",
+    "Scheduler",
+    "__version__",
+    "empty",
+    "errors",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from the module that defines it (PEP 562)."""
+    from importlib import import_module
+
+    if name == "errors":
+        return import_module("kvlink.errors")
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'kvlink' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, loaded or not."""
+    return sorted(__all__)

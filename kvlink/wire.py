@@ -1,0 +1,174 @@
+"""The messages that two nodes exchange before the native core takes their connection over.
+
+A frame is a little-endian 32-bit length and one msgpack message. The length is checked against a
+limit before a byte of the body is awaited, and the body is decoded into a bounded type: nothing
+here trusts the sender. Who sends which message when is told in ``kvlink/handoff/handshake.py``.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from kvlink.errors import ProtocolError
+
+__all__ = [
+    "MAGIC",
+    "OPEN_FRAME_BYTES",
+    "SEALED_FRAME_BYTES",
+    "VERSIONS",
+    "Challenge",
+    "Hello",
+    "IntroduceSource",
+    "IntroduceTarget",
+    "Proof",
+    "Refuse",
+    "Welcome",
+    "decode",
+    "encode",
+    "frame",
+    "frame_bytes",
+]
+
+MAGIC = "kvlink"
+VERSIONS = (1,)
+"""The dialects this build speaks, the preferred one first."""
+
+# Until the peer has proved the secret it may not make this node hold more than this.
+OPEN_FRAME_BYTES = 4 << 10
+# Afterwards: a layout of 200 layers takes about 100 KiB, a packed key about 200 bytes.
+SEALED_FRAME_BYTES = 1 << 20
+
+_LENGTH = struct.Struct("<I")
+
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+_Nonce = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+_Mac = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+_Epoch = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+_HostId = Annotated[bytes, msgspec.Meta(max_length=64)]
+_UcxAddress = Annotated[bytes, msgspec.Meta(max_length=64 << 10)]
+_Layout = Annotated[bytes, msgspec.Meta(min_length=1, max_length=768 << 10)]
+_Text = Annotated[str, msgspec.Meta(max_length=256)]
+_Version = Annotated[int, msgspec.Meta(ge=1, le=0xFFFF)]
+_Address = Annotated[int, msgspec.Meta(ge=0)]
+_Key = Annotated[bytes, msgspec.Meta(max_length=16 << 10)]
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that a newer peer may have given fields which this build skips."""
+
+
+class Hello(_Message, frozen=True, kw_only=True, tag="hello"):
+    """The dialer's first words: what it speaks, and a number it never used before."""
+
+    magic: Annotated[str, msgspec.Meta(max_length=16)]
+    versions: Annotated[list[_Version], msgspec.Meta(min_length=1, max_length=16)]
+    nonce: _Nonce
+
+
+class Challenge(_Message, frozen=True, kw_only=True, tag="challenge"):
+    """The acceptor's answer: the dialect that both will speak, and its own fresh number."""
+
+    version: _Version
+    nonce: _Nonce
+
+
+class Proof(_Message, frozen=True, kw_only=True, tag="proof"):
+    """Evidence of the secret over everything said so far; two while secrets are exchanged."""
+
+    macs: Annotated[list[_Mac], msgspec.Meta(min_length=1, max_length=2)]
+
+
+class IntroduceTarget(_Message, frozen=True, kw_only=True, tag="target"):
+    """Who the dialer is. It will read, so nothing in here lets anyone read from it."""
+
+    epoch: _Epoch
+    wanted_epoch: _Epoch
+    name: _Name
+    host_id: _HostId
+    ucx_address: _UcxAddress
+    layout: _Layout
+
+
+class IntroduceSource(_Message, frozen=True, kw_only=True, tag="source"):
+    """Who the acceptor is and how its regions are reached.
+
+    The three lists have one entry for each region of the layout. ``pool_socket`` is an abstract
+    unix socket at which ``pool_token`` buys, once, descriptors of the regions that are
+    ``mappable``; both are empty for a dialer on another host.
+    """
+
+    epoch: _Epoch
+    name: _Name
+    host_id: _HostId
+    ucx_address: _UcxAddress
+    layout: _Layout
+    region_addresses: Annotated[list[_Address], msgspec.Meta(max_length=16384)]
+    keys: Annotated[list[_Key], msgspec.Meta(max_length=16384)]
+    mappable: Annotated[list[bool], msgspec.Meta(max_length=16384)]
+    pool_socket: Annotated[bytes, msgspec.Meta(max_length=100)]
+    pool_token: Annotated[bytes, msgspec.Meta(max_length=32)]
+
+
+class Welcome(_Message, frozen=True, kw_only=True, tag="welcome"):
+    """The dialer's last word here: the native core speaks on this connection from now on."""
+
+
+class Refuse(_Message, frozen=True, kw_only=True, tag="refuse"):
+    """Why the sender hangs up: the name of an error class, and a message for people.
+
+    The last three are of a ``LayoutMismatch`` and empty otherwise.
+    """
+
+    code: _Name
+    message: Annotated[str, msgspec.Meta(max_length=1024)]
+    field: _Text = ""
+    source_value: _Text = ""
+    target_value: _Text = ""
+
+
+_M = TypeVar("_M", bound=_Message)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: _Message) -> bytes:
+    """Return the msgpack form of `message`."""
+    return _encoder.encode(message)
+
+
+def decode(body: bytes, expected: type[_M]) -> _M | Refuse:
+    """Return the message in `body`, which must be an `expected` or a ``Refuse``.
+
+    Raises
+    ------
+    ProtocolError
+        If it is anything else; the message names the field that is off.
+    """
+    try:
+        message: _M | Refuse = msgspec.msgpack.decode(body, type=expected | Refuse)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ProtocolError(f"expected {expected.__name__} and got something else: {error}") from None
+    return message
+
+
+def frame(body: bytes) -> bytes:
+    """Return `body` behind its length."""
+    return _LENGTH.pack(len(body)) + body
+
+
+def frame_bytes(prefix: bytes, *, limit: int) -> int:
+    """Return the length in the four bytes `prefix` of a frame.
+
+    Raises
+    ------
+    ProtocolError
+        If it is zero or more than `limit`.
+    """
+    length: int = _LENGTH.unpack(prefix)[0]
+    if not 0 < length <= limit:
+        raise ProtocolError(
+            f"a frame of {length} bytes, where 1 to {limit} are allowed: is the other side a kvlink node?"
+        )
+    return length
