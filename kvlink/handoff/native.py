@@ -1,0 +1,136 @@
+"""What this stage needs of the native core, as types: the seam that tests put a fake behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from kvlink.errors import FailedRange
+from kvlink.handoff.block_tables import BlockTable
+
+__all__ = ["NativeEngine", "NativeHandoff"]
+
+
+class NativeHandoff(Protocol):
+    """One handoff of this node. Thread-safe."""
+
+    @property
+    def epoch(self) -> bytes:
+        """Life of the node that made the offer."""
+
+    @property
+    def sequence(self) -> int:
+        """Number of the offer in that life."""
+
+    @property
+    def label(self) -> str:
+        """The user's own name for it."""
+
+    @property
+    def state(self) -> str:
+        """Where it stands."""
+
+    @property
+    def outcome(self) -> str | None:
+        """``"succeeded"``, ``"failed"`` or ``None``."""
+
+    @property
+    def released(self) -> bool:
+        """Whether nothing will touch the blocks any more."""
+
+    @property
+    def error(self) -> tuple[str, str] | None:
+        """Name of the error class, and its message."""
+
+    @property
+    def failed(self) -> Sequence[FailedRange]:
+        """What did not arrive."""
+
+    @property
+    def valid_prefix_tokens(self) -> int:
+        """Tokens from the start that may be used after a failure."""
+
+    @property
+    def lane(self) -> str:
+        """How they moved."""
+
+    @property
+    def phases_s(self) -> dict[str, float]:
+        """Seconds of each phase."""
+
+    @property
+    def payload(self) -> bytes:
+        """Small bytes that came with the grant."""
+
+    def cancel(self) -> None:
+        """Ask to end it."""
+
+    def wait(self, *, timeout_s: float) -> bool:
+        """Wait for the outcome; return whether it has come."""
+
+    def wait_released(self, *, timeout_s: float) -> bool:
+        """Wait until the blocks are released; return whether they are."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes moved. Last, since the name hides the type from what follows."""
+
+
+class NativeEngine(Protocol):
+    """The native node. Thread-safe; nothing but ``close`` waits."""
+
+    def close(self, *, deadline_s: float) -> None:
+        """Fail what lives, and end the threads."""
+
+    def fileno(self) -> int:
+        """Return the eventfd for users."""
+
+    def wake_fd(self) -> int:
+        """Return the eventfd for ``Awaiters``, which nobody reads."""
+
+    def ucx_address(self) -> bytes:
+        """Return the UCX worker's address; empty without UCX."""
+
+    def pack_keys(self) -> list[bytes]:
+        """Return one packed remote key for each region."""
+
+    def expect_peer(self, *, address: str) -> int:
+        """Return the slot of a peer that will be connected; pulls may be queued on it at once."""
+
+    def attach_source(self, peer: int, **facts: Any) -> object:
+        """Connect an expected peer. Takes all descriptors over, also when it raises."""
+
+    def attach_claimant(self, **facts: Any) -> int:
+        """Connect a peer that dialed. Takes its descriptor over, also when it raises."""
+
+    def fail_peer(self, peer: int, *, code: str, message: str) -> None:
+        """End a connection, or an attempt at one; what lives on it fails so."""
+
+    def peers(self) -> list[dict[str, Any]]:
+        """Return how each peer stands."""
+
+    def holds(self) -> dict[str, int]:
+        """Return how many blocks and handoffs are held."""
+
+    def counters(self) -> dict[str, int]:
+        """Return what was counted."""
+
+    def offer(
+        self, *, blocks: list[BlockTable], num_tokens: int, ttl_ms: int, readers: int, payload: bytes, label: str
+    ) -> NativeHandoff:
+        """Offer blocks."""
+
+    def pull(
+        self,
+        peer: int,
+        *,
+        epoch: bytes,
+        sequence: int,
+        blocks: list[BlockTable],
+        num_tokens: int,
+        skip_tokens: int,
+        deadline_ms: int,
+        lane: str,
+        label: str,
+    ) -> NativeHandoff:
+        """Read an offer's blocks."""

@@ -1,0 +1,335 @@
+"""The public face of one worker's end of all its handoffs."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from kvlink.config import Limits
+from kvlink.errors import ConfigError, InvalidArgument, LaneUnavailable, NotOffered
+from kvlink.handoff.arguments import check_count, check_payload, check_seconds, check_text
+from kvlink.handoff.block_tables import Blocks, Group, block_tables
+from kvlink.handoff.handles import Offer, Pull
+from kvlink.handoff.handshake import Secret, secrets_of
+from kvlink.handoff.lanes import LANES, check_lanes
+from kvlink.handoff.running import NodeSettings, Running
+from kvlink.handoff.ticket import Ticket, make_ticket, parse_ticket
+
+if TYPE_CHECKING:
+    from kvlink.layout import KVCache
+
+__all__ = ["Node"]
+
+_MOST_TOKENS = (1 << 31) - 1
+_MOST_READERS = 1 << 16
+_MOST_COPY_THREADS = 256
+# At exit nobody is left who could use the outcome; peers only need to see the connections close.
+_EXIT_DEADLINE_S = 1.0
+
+
+class Node:
+    """Offers the blocks of one cache to other nodes, and pulls theirs into it. Thread-safe.
+
+    Borrows the cache's memory until ``close`` has returned, and keeps it alive until then. A node
+    that is forgotten, or is open when the interpreter exits, is closed. It does not survive a
+    fork: in the child every call raises ``Closed``.
+
+    Parameters
+    ----------
+    cache
+        Where the blocks lie. Nothing is copied or registered before this.
+    name
+        What peers and messages call this node.
+    listen
+        ``host:port`` to accept connections at; port 0 takes any free one.
+    secret
+        What all nodes of a fleet share, or two of them during a rotation. Without one a node
+        listens on loopback only.
+    advertise
+        Host, or ``host:port``, that tickets name instead of what `listen` says.
+    limits
+        Bounds on time, memory and peers.
+    lanes
+        The only lanes that pulls of this node may use; all by default.
+    copy_threads
+        Threads that copy; by default as many as this process may use.
+
+    Raises
+    ------
+    ConfigError
+        If a setting is out of bounds, the address cannot be bound, or it is reachable from other
+        hosts without a secret.
+    InvalidArgument, UnsupportedMemory
+        If `cache` or `name` is not what it must be, or its memory cannot be handed over.
+    OutOfMemory, UcxUnavailable, TransportFailed
+        If the native core cannot start.
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        *,
+        name: str,
+        listen: str = "127.0.0.1:0",
+        secret: Secret | Sequence[Secret] | None = None,
+        advertise: str | None = None,
+        limits: Limits | None = None,
+        lanes: Sequence[str] | None = None,
+        copy_threads: int | None = None,
+    ) -> None:
+        if not hasattr(cache, "within_allocations"):
+            raise InvalidArgument(f"node: cache must be a kvlink.KVCache, not {type(cache).__name__}")
+        self._name = check_text(name, called="node: name", may_be_empty=False)
+        self._limits = Limits() if limits is None else limits
+        if not isinstance(self._limits, Limits):
+            raise ConfigError(f"limits must be a kvlink.Limits, not {type(limits).__name__}")
+        self._lanes = check_lanes(lanes)
+        settings = NodeSettings(
+            name=self._name,
+            listen=listen,
+            advertise=advertise,
+            secrets=secrets_of(secret),
+            lanes=self._lanes,
+            copy_threads=_copy_threads(copy_threads),
+            limits=self._limits,
+        )
+        self._running = Running(cache, settings)
+        self._groups = [
+            Group(name=group.name, num_blocks=group.num_blocks, block_tokens=group.block_tokens)
+            for group in self._running.cache.layout.groups
+        ]
+        self._close_once = weakref.finalize(self, self._running.close, _EXIT_DEADLINE_S)
+
+    def __repr__(self) -> str:
+        """Name the node and where it listens."""
+        return f"<kvlink.Node {self._name} at {self.address}{', closed' if self.closed else ''}>"
+
+    def __enter__(self) -> Node:
+        """Return the node, to be closed at the end of the block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the node."""
+        self.close()
+
+    @property
+    def name(self) -> str:
+        """What peers and messages call this node."""
+        return self._name
+
+    @property
+    def address(self) -> str:
+        """``host:port`` that tickets name."""
+        return self._running.address
+
+    @property
+    def epoch(self) -> str:
+        """The node's present life, in hexadecimal: another one after every start."""
+        return self._running.epoch.hex()
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._running.closed
+
+    @property
+    def cache(self) -> KVCache:
+        """The cache, with its regions as peers see them."""
+        return self._running.cache
+
+    def offer(
+        self,
+        blocks: Blocks,
+        *,
+        num_tokens: int,
+        ttl_s: float = 30.0,
+        label: str = "",
+        readers: int = 1,
+        payload: bytes | bytearray | memoryview = b"",
+    ) -> Offer:
+        """Let `readers` other nodes read the blocks of `num_tokens` tokens. Does not block.
+
+        `blocks` is a list, an int32 array, or one of these for each group by its name; ``-1`` is a
+        hole that nobody may ask for. The bytes must stay as they are until the offer is released,
+        which is at the last reader's confirmation or after `ttl_s` seconds.
+
+        Raises
+        ------
+        InvalidArgument
+            If a table is malformed or too short, a block is out of range or appears twice, or
+            another argument is out of bounds.
+        BlocksBusy
+            If a pull is writing one of the blocks.
+        Busy
+            If there are as many live handoffs as the limits allow.
+        Closed
+            If the node is closed, or this is a forked child.
+        """
+        running = self._usable("offer")
+        num_tokens = check_count(num_tokens, low=0, high=_MOST_TOKENS, called="offer: num_tokens")
+        readers = check_count(readers, low=1, high=_MOST_READERS, called="offer: readers")
+        ttl_s = check_seconds(ttl_s, called="offer: ttl_s")
+        handoff = running.engine.offer(
+            blocks=block_tables(blocks, self._groups, num_tokens=num_tokens, operation="offer"),
+            num_tokens=num_tokens,
+            ttl_ms=_milliseconds(ttl_s),
+            readers=readers,
+            payload=check_payload(payload, most_bytes=self._limits.payload_bytes, called="offer: payload"),
+            label=check_text(label, called="offer: label", may_be_empty=True),
+        )
+        ticket = make_ticket(
+            epoch=running.epoch,
+            sequence=handoff.sequence,
+            address=running.address,
+            name=self._name,
+            num_tokens=num_tokens,
+            groups=[group.name for group in self._groups],
+            readers=readers,
+        )
+        return Offer(handoff, self, title=f"offer {ticket['id']} of {self._name}", lasts_s=ttl_s, ticket=ticket)
+
+    def pull(
+        self,
+        ticket: Mapping[str, Any],
+        blocks: Blocks,
+        *,
+        skip_tokens: int = 0,
+        deadline_s: float = 10.0,
+        require: str | None = None,
+        label: str = "",
+    ) -> Pull:
+        """Read an offer into `blocks`. Does not block: connecting, if need be, is done meanwhile.
+
+        `blocks` covers the request from its first token. Blocks that lie within `skip_tokens`, a
+        prefix that is here already, are left alone; so are holes, given as ``-1``. `require` names
+        the one lane to use. The outcome comes within `deadline_s` seconds, connecting included.
+
+        Raises
+        ------
+        TicketInvalid
+            If the ticket is not one, or was altered.
+        InvalidArgument
+            As in ``offer``.
+        BlocksBusy
+            If another pull writes one of the blocks, or a live offer holds it.
+        LaneUnavailable
+            If this node may not use the lane that is required.
+        NotOffered
+            If the offer lacks a group of this cache.
+        Busy
+            If there are as many handoffs or unconnected peers as the limits allow.
+        Closed
+            If the node is closed, or this is a forked child.
+        """
+        running = self._usable("pull")
+        source = parse_ticket(ticket)
+        operation = f"pull {source.id} from {source.name}"
+        skip_tokens = check_count(skip_tokens, low=0, high=source.num_tokens, called=f"{operation}: skip_tokens")
+        deadline_s = check_seconds(deadline_s, called=f"{operation}: deadline_s")
+        label = check_text(label, called=f"{operation}: label", may_be_empty=True)
+        lane = self._lane(require, operation)
+        self._check_groups(source, operation)
+        tables = block_tables(blocks, self._groups, num_tokens=source.num_tokens, operation=operation)
+        peer = running.dialer.peer_for(
+            address=source.address, name=source.name, epoch=source.epoch_bytes, deadline_s=deadline_s
+        )
+        handoff = running.engine.pull(
+            peer,
+            epoch=source.epoch_bytes,
+            sequence=source.sequence,
+            blocks=tables,
+            num_tokens=source.num_tokens,
+            skip_tokens=skip_tokens,
+            deadline_ms=_milliseconds(deadline_s),
+            lane=lane,
+            label=label,
+        )
+        return Pull(handoff, self, title=operation, lasts_s=deadline_s)
+
+    def fileno(self) -> int:
+        """Return an eventfd that is readable once something happened to any handle; the caller reads it empty."""
+        return self._usable("fileno").engine.fileno()
+
+    def peers(self) -> list[dict[str, Any]]:
+        """Return how each peer stands: name, address, role, state, lanes, transports, handoffs and bytes."""
+        return [{**peer, "epoch": peer["epoch"].hex()} for peer in self._usable("peers").engine.peers()]
+
+    def holds(self) -> dict[str, int]:
+        """Return how many blocks live offers ("shared") and pulls ("exclusive") hold, and how many handoffs live."""
+        return dict(self._usable("holds").engine.holds())
+
+    def counters(self) -> dict[str, int]:
+        """Return what was counted since the start; ``connections: <result>`` counts accepted connections."""
+        running = self._usable("counters")
+        accepted = {f"connections: {result}": count for result, count in running.acceptor.counts().items()}
+        return {**running.engine.counters(), **accepted}
+
+    def drop_peer(self, name: str) -> None:
+        """Fail everything that is under way with the peers called `name`, and disconnect them.
+
+        They may connect again. A name that nobody has is no error: that peer is gone already.
+        """
+        running = self._usable("drop_peer")
+        running.dialer.drop(name)
+        for peer in running.engine.peers():
+            if peer["name"] == name and peer["state"] != "lost":
+                running.engine.fail_peer(peer["peer"], code="PeerLost", message=f"{self._name} dropped the peer {name}")
+
+    def close(self, *, deadline_s: float | None = None) -> None:
+        """Fail what is under way with ``Closed``, tell the peers, and end all threads.
+
+        Waits at most `deadline_s` seconds, by default ``limits.close_deadline_s``. Idempotent, from
+        any thread, also while other threads use the node or wait on its handles. In a forked child
+        it does nothing.
+        """
+        self._running.close(deadline_s)
+        self._close_once.detach()
+
+    def check_usable(self, operation: str, *, closed_too: bool = True) -> None:
+        """Raise ``Closed`` in a forked child and, where `closed_too`, after ``close``."""
+        self._running.check_usable(operation, closed_too=closed_too)
+
+    async def until_event(self, happened: Callable[[], bool]) -> None:
+        """Wait in an asyncio loop until `happened` is true, asking after every event of any handle.
+
+        `happened` must be cheap and thread-safe, and stay true once it is.
+        """
+        self.check_usable("await", closed_too=False)
+        await self._running.awaiters.until(happened)
+
+    def _usable(self, operation: str) -> Running:
+        self._running.check_usable(f"{operation} at {self._name}")
+        return self._running
+
+    def _check_groups(self, source: Ticket, operation: str) -> None:
+        own = {group.name for group in self._groups}
+        missing, unknown = own - set(source.groups), set(source.groups) - own
+        if missing:
+            raise NotOffered(f"{operation}: groups {sorted(missing)} of this cache are not among {source.groups}")
+        if unknown:
+            raise InvalidArgument(f"{operation}: the offer has groups {sorted(unknown)}, this cache has {sorted(own)}")
+
+    def _lane(self, require: str | None, operation: str) -> str:
+        if require is None:
+            return ""
+        if require not in LANES:
+            raise InvalidArgument(f"{operation}: no lane is called {require!r}; choose from {', '.join(LANES)}")
+        if require not in self._lanes:
+            raise LaneUnavailable(f"{operation}: lane {require!r} is not among lanes={list(self._lanes)} of this node")
+        return require
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
+def _copy_threads(given: int | None) -> int:
+    if given is not None:
+        return check_count(given, low=1, high=_MOST_COPY_THREADS, called="node: copy_threads")
+    from kvlink.transport import default_copy_threads
+
+    return min(default_copy_threads(), _MOST_COPY_THREADS)
