@@ -8,7 +8,9 @@ void ChunkRouter::attach(const AttemptId& attempt, std::shared_ptr<ChunkSink> si
   sinks_.insert_or_assign(attempt, std::move(sink));
 }
 
-void ChunkRouter::detach(const AttemptId& attempt) noexcept { sinks_.erase(attempt); }
+void ChunkRouter::detach(const AttemptId& attempt) noexcept {
+  sinks_.erase(attempt);
+}
 
 void ChunkRouter::deliver(std::span<const std::byte> header, ReceivedData data) noexcept {
   const auto decoded = ChunkHeader::decode(header);

@@ -211,7 +211,8 @@ class GetTransfer final : public Transfer {
 std::shared_ptr<const GetSource> make_get_source(std::shared_ptr<ucx::Endpoint> endpoint,
                                                  std::span<const RemoteRegion> regions) {
   if (!endpoint->worker().context().one_sided()) {
-    throw Error(Code::lane_unavailable, "get from " + endpoint->peer() + ": this node's UCX offers no one-sided access");
+    throw Error(Code::lane_unavailable,
+                "get from " + endpoint->peer() + ": this node's UCX offers no one-sided access");
   }
   if (!endpoint->reads_remote_memory()) {
     throw Error(Code::lane_unavailable, "get from " + endpoint->peer() + ": UCX would emulate it over \"" +

@@ -2,12 +2,12 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
+#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
-#include <limits>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <string>
@@ -28,12 +28,20 @@ namespace {
                         std::strerror(error) + advice);
 }
 
-UniqueFd make_memfd(std::uint64_t bytes) {
+/// A pool that this machine can never fill is refused now: touching its pages would end in a signal, not in an error.
+void check_size(std::uint64_t bytes) {
   if (bytes == 0) throw Error(Code::invalid_argument, "allocate a pool: it must have at least one byte");
-  if (bytes > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max())) {
-    throw Error(Code::out_of_memory,
-                "allocate a pool of " + std::to_string(bytes) + " bytes: more than a file of this system can hold");
+  struct sysinfo machine {};
+  if (::sysinfo(&machine) != 0) return;
+  const std::uint64_t memory = (std::uint64_t{machine.totalram} + machine.totalswap) * machine.mem_unit;
+  if (bytes > memory) {
+    throw Error(Code::out_of_memory, "allocate a pool of " + std::to_string(bytes) + " bytes: this machine has " +
+                                         std::to_string(memory) + " bytes of memory and swap");
   }
+}
+
+UniqueFd make_memfd(std::uint64_t bytes) {
+  check_size(bytes);
   UniqueFd fd(::memfd_create("kvlink", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) {
     throw_system(Code::out_of_memory, "memfd_create", bytes,

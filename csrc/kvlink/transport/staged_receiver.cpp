@@ -77,8 +77,8 @@ class Receiver final : public StagedReceiver {
 
   [[nodiscard]] bool drained() const noexcept override {
     const bool no_more = stopped_ || scattered_.complete();
-    return no_more && std::all_of(scattering_.begin(), scattering_.end(),
-                                  [](const auto& chunk) { return chunk->settled(); });
+    return no_more &&
+           std::all_of(scattering_.begin(), scattering_.end(), [](const auto& chunk) { return chunk->settled(); });
   }
 
   [[nodiscard]] std::uint64_t moved_bytes() const noexcept override { return scattered_.covered_bytes(); }

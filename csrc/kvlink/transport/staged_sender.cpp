@@ -147,7 +147,9 @@ StagedSender::StagedSender(std::shared_ptr<const plan::Plan> plan, std::shared_p
                        .copy_threads = copy_threads,
                        .waker = waker}) {}
 
-StagedSender::~StagedSender() { state_->stop(); }
+StagedSender::~StagedSender() {
+  state_->stop();
+}
 
 void StagedSender::start() noexcept {
   state_->started = true;
@@ -178,7 +180,9 @@ void StagedSender::credit(std::uint32_t chunks) noexcept {
   state_->credited_chunks += chunks;
 }
 
-void StagedSender::cancel() noexcept { state_->stop(); }
+void StagedSender::cancel() noexcept {
+  state_->stop();
+}
 
 bool StagedSender::drained() const noexcept {
   return finished() || (state_->stopped && std::all_of(state_->gathering.begin(), state_->gathering.end(),
@@ -189,8 +193,14 @@ bool StagedSender::finished() const noexcept {
   return state_->started && !state_->stopped && state_->sent_bytes == state_->plan->total_bytes();
 }
 
-std::uint64_t StagedSender::sent_bytes() const noexcept { return state_->sent_bytes; }
-std::optional<Failure> StagedSender::failure() const { return state_->failure; }
-std::uint64_t StagedSender::post_ns() const noexcept { return state_->post_ns; }
+std::uint64_t StagedSender::sent_bytes() const noexcept {
+  return state_->sent_bytes;
+}
+std::optional<Failure> StagedSender::failure() const {
+  return state_->failure;
+}
+std::uint64_t StagedSender::post_ns() const noexcept {
+  return state_->post_ns;
+}
 
 }  // namespace kvlink::transport

@@ -18,7 +18,7 @@ constexpr unsigned kChunkMessage = 0;
 constexpr unsigned kMaxLanes = 64;
 
 // Transports whose get reads the peer's memory without the peer's help. `self` is this process.
-constexpr std::array<std::string_view, 8> kReadingTransports = {"cma",     "xpmem",    "knem", "rc_verbs",
+constexpr std::array<std::string_view, 8> kReadingTransports = {"cma",     "xpmem",   "knem", "rc_verbs",
                                                                 "rc_mlx5", "dc_mlx5", "srd",  "self"};
 
 }  // namespace
@@ -41,8 +41,8 @@ Endpoint::Endpoint(std::shared_ptr<Worker> worker, std::span<const std::byte> ad
   const std::string operation = "make a UCX endpoint to " + peer_;
   const std::vector<std::byte> padded = padded_copy(address, kMaxAddressBytes, operation);
   ucp_ep_params_t params{};
-  params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
-                      UCP_EP_PARAM_FIELD_ERR_HANDLER;
+  params.field_mask =
+      UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
   params.address = reinterpret_cast<const ucp_address_t*>(padded.data());
   params.err_mode = mode == FailureMode::peer ? UCP_ERR_HANDLING_MODE_PEER : UCP_ERR_HANDLING_MODE_NONE;
   // The callback fires in mode none too, when a transport notices the death by itself.
@@ -54,7 +54,9 @@ Endpoint::Endpoint(std::shared_ptr<Worker> worker, std::span<const std::byte> ad
   }
 }
 
-Endpoint::~Endpoint() { start_close(); }
+Endpoint::~Endpoint() {
+  start_close();
+}
 
 std::optional<Failure> Endpoint::failure() const {
   const ucs_status_t status = state_->error.load();
@@ -64,7 +66,9 @@ std::optional<Failure> Endpoint::failure() const {
   return failure;
 }
 
-bool Endpoint::failed() const noexcept { return state_->error.load() != UCS_OK; }
+bool Endpoint::failed() const noexcept {
+  return state_->error.load() != UCS_OK;
+}
 
 void Endpoint::start_close() noexcept {
   if (state_->closing) return;
@@ -83,9 +87,13 @@ void Endpoint::start_close() noexcept {
   if (UCS_PTR_IS_ERR(request)) state_->hold(*worker_);
 }
 
-bool Endpoint::closed() const noexcept { return state_->closing && state_->outstanding() == 0; }
+bool Endpoint::closed() const noexcept {
+  return state_->closing && state_->outstanding() == 0;
+}
 
-ucp_ep_h Endpoint::raw() const noexcept { return state_->closing ? nullptr : state_->raw; }
+ucp_ep_h Endpoint::raw() const noexcept {
+  return state_->closing ? nullptr : state_->raw;
+}
 
 std::vector<std::pair<std::string, std::string>> Endpoint::lanes() const {
   if (raw() == nullptr) return {};

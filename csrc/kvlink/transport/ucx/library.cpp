@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "kvlink/error.hpp"
+#include "kvlink/transport/ucx/log.hpp"
 
 namespace kvlink::transport::ucx {
 namespace {
@@ -58,14 +59,14 @@ Functions find_all(void* handle, const std::string& path) {
   return found;
 }
 
-/// Keeps UCX from patching mmap, munmap and their like while it loads. Since 1.18 or so its constructor rewrites the
-/// code of some twenty libc functions and waits 20 ms for each, in a process that may have other threads. Transports
-/// that need the hooks (a registration cache on RDMA hosts) still install them when they are first used, as older
-/// versions did. A user who sets the UCX_MEM_ variables decides alone.
+/// Keeps UCX from patching mmap, munmap and their like while it loads. From 1.16 on its constructor rewrites the code
+/// of some twenty libc functions, in a process that has other threads; 1.22 takes 0.4 s for it. A registration cache
+/// (RDMA hosts) still installs the hooks when it is made, as older versions did. A user who sets the UCX_MEM_
+/// variables decides alone.
 void leave_libc_unpatched(const std::string& libucp_path) {
   if (std::getenv("UCX_MEM_EVENTS") != nullptr || std::getenv("UCX_MEM_MMAP_HOOK_MODE") != nullptr) return;
   const std::string folder = libucp_path.substr(0, libucp_path.rfind('/') + 1);  // empty for a bare name
-  void* const libucm = ::dlopen((folder + "libucm.so.0").c_str(), RTLD_NOW | RTLD_LOCAL);
+  void* const libucm = ::dlopen((folder + "libucm.so.0").c_str(), RTLD_LAZY | RTLD_LOCAL);
   if (libucm == nullptr) return;
   struct Options {  // the start of ucm_global_config_t, the same since UCX 1.0
     int log_level;
@@ -109,10 +110,12 @@ std::shared_ptr<const Library> Library::load(const std::string& path) {
   unsigned release = 0;
   library->functions_.get_version(&library->major_, &library->minor_, &release);
   if (library->major_ != UCP_API_MAJOR || library->minor_ < UCP_API_MINOR) {
-    throw Error(Code::ucx_unavailable, "UCX " + library->version_ + " at " + library->path_ + " cannot be used: " +
-                                           std::to_string(UCP_API_MAJOR) + "." + std::to_string(UCP_API_MINOR) +
-                                           " or newer is needed; install libucx-cu12 or libucx-cu13, or set KVLINK_UCX");
+    throw Error(Code::ucx_unavailable,
+                "UCX " + library->version_ + " at " + library->path_ +
+                    " cannot be used: " + std::to_string(UCP_API_MAJOR) + "." + std::to_string(UCP_API_MINOR) +
+                    " or newer is needed; install libucx-cu12 or libucx-cu13, or set KVLINK_UCX");
   }
+  collect_log(handle);
   loaded.emplace(handle, library);
   return library;
 }
