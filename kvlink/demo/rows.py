@@ -1,0 +1,118 @@
+"""One handoff as the demo reports it: a row of the table and of the JSON."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from kvlink.demo.messages import Answer, Decoded, Offered, Prefilled, Pulled
+
+__all__ = ["Row", "describe_difference", "first_difference", "make_row"]
+
+
+class Row(TypedDict):
+    """Everything measured about one handoff. Times are seconds; GB is 10^9 bytes.
+
+    ``ttft_s``, the time to the first token that the decode worker computes, is the sum of
+    ``prefill_s``, ``handoff_s`` (making the offer, and the pull from call to outcome) and
+    ``first_step_s``. ``queued_s`` apart from it is how long the ticket waited for a free decode worker.
+    """
+
+    request: int
+    prefill_worker: str
+    decode_worker: str
+    lane_requested: str
+    lane: str
+    prompt_tokens: int
+    new_tokens: int
+    kv_bytes: int
+    transfer_s: float
+    transfer_gbps: float
+    phases_s: dict[str, float]
+    ttft_s: float
+    prefill_s: float
+    handoff_s: float
+    first_step_s: float
+    queued_s: float
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    decode_forwards: int
+    decode_forward_tokens: list[int]
+    every_decode_forward_took_one_token: bool
+    tokens: list[int]
+    reference_tokens: list[int]
+    same_tokens: bool
+    first_difference: int | None
+    corrupted_block: int | None
+    text: str
+
+
+def first_difference(tokens: list[int], reference: list[int]) -> int | None:
+    """Return the first index at which the two differ, or one of them has ended; None if they are the same."""
+    for index, (left, right) in enumerate(zip(tokens, reference, strict=False)):
+        if left != right:
+            return index
+    return None if len(tokens) == len(reference) else min(len(tokens), len(reference))
+
+
+def describe_difference(row: Row) -> str:
+    """Say where an answer left the reference, and which block was damaged if one was."""
+    damage = "no block" if row["corrupted_block"] is None else f"block {row['corrupted_block']}"
+    index = row["first_difference"] or 0
+    got, expected = (_token_at(index, tokens) for tokens in (row["tokens"], row["reference_tokens"]))
+    return (
+        f"request {row['request']} on {row['lane']}, {damage} damaged: the first differing token is "
+        f"number {index}, {got} in place of {expected}"
+    )
+
+
+def make_row(
+    *,
+    prefill_worker: str,
+    lane_requested: str,
+    prefilled: Prefilled,
+    offered: Offered,
+    pulled: Pulled,
+    decoded: Decoded,
+    answer: Answer,
+) -> Row:
+    """Put together what prefill, decode and reference say about one handoff."""
+    transfer_s = pulled.phases_s.get("move", 0.0)
+    handoff_s = offered.offer_s + pulled.pull_s
+    difference = first_difference(decoded.tokens, answer.tokens)
+    return Row(
+        request=prefilled.request,
+        prefill_worker=prefill_worker,
+        decode_worker=offered.decode_worker,
+        lane_requested=lane_requested,
+        lane=pulled.lane,
+        prompt_tokens=prefilled.prompt_tokens,
+        new_tokens=len(decoded.tokens),
+        kv_bytes=pulled.kv_bytes,
+        transfer_s=transfer_s,
+        transfer_gbps=_rate(pulled.kv_bytes / 1e9, transfer_s),
+        phases_s=pulled.phases_s,
+        ttft_s=prefilled.prefill_s + handoff_s + decoded.first_step_s,
+        prefill_s=prefilled.prefill_s,
+        handoff_s=handoff_s,
+        first_step_s=decoded.first_step_s,
+        queued_s=max(0.0, pulled.pulled_at_s - offered.offered_at_s),
+        prefill_tokens_per_s=_rate(prefilled.prompt_tokens, prefilled.prefill_s),
+        decode_tokens_per_s=_rate(len(decoded.forward_tokens), decoded.decode_s),
+        decode_forwards=len(decoded.forward_tokens),
+        decode_forward_tokens=decoded.forward_tokens,
+        every_decode_forward_took_one_token=set(decoded.forward_tokens) <= {1},
+        tokens=decoded.tokens,
+        reference_tokens=answer.tokens,
+        same_tokens=difference is None,
+        first_difference=difference,
+        corrupted_block=pulled.corrupted_block,
+        text=decoded.text,
+    )
+
+
+def _rate(amount: float, seconds: float) -> float:
+    return amount / seconds if seconds > 0 else 0.0
+
+
+def _token_at(index: int, tokens: list[int]) -> str:
+    return str(tokens[index]) if index < len(tokens) else "the end"

@@ -1,0 +1,255 @@
+"""One run of the demo: starts the workers, carries tickets from prefill to decode, collects the rows."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from kvlink.demo import messages as m
+from kvlink.demo.display import Display
+from kvlink.demo.process import Inbox, WorkerProcess
+from kvlink.demo.rows import Row, make_row
+from kvlink.demo.weights import find_model
+from kvlink.engines.base import blocks_for
+from kvlink.errors import ConfigError
+
+__all__ = ["DemoOptions", "DemoRun"]
+
+_BLOCK_TOKENS = 16
+# Requests of one prefill worker that a decode worker keeps room for: one to decode, one to pull.
+_REQUESTS_PER_DECODE_WORKER = 2
+# Prompts that a prefill worker is sent before it is done with the first: it must not wait for the parent.
+_PROMPTS_PER_PREFILL_WORKER = 2
+# Longer than any single step may take: a first conversion, or a prefill of thousands of tokens on a busy machine.
+_SILENCE_S = 180.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """What to run.
+
+    `model` is a GGUF file to convert, or a directory. `lanes` has an entry for each time that a
+    request is handed over: lanes to require, the first usable one wins; empty leaves it to the node.
+    """
+
+    model: Path
+    prompts: tuple[str, ...]
+    prefill_count: int
+    decode_count: int
+    lanes: tuple[tuple[str, ...], ...]
+    max_new_tokens: int
+    corrupt: bool
+    threads: int
+
+
+@dataclass(slots=True, kw_only=True)
+class _Request:
+    """What the workers have said about one request so far; `offered` and `pulled` are of its last handoff."""
+
+    prompt: str
+    answer: m.Answer | None = None
+    prefill_worker: str = ""
+    prefilled: m.Prefilled | None = None
+    offered: m.Offered | None = None
+    pulled: m.Pulled | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _PrefillWorker:
+    process: WorkerProcess
+    requests: set[int] = field(default_factory=set)
+
+
+class DemoRun:
+    """Owns the worker processes of one run; a context manager, so that none outlives it."""
+
+    def __init__(self, options: DemoOptions, display: Display) -> None:
+        self._options = options
+        self._display = display
+        self._inbox = Inbox()
+        self._processes: list[WorkerProcess] = []
+        self._prefill: dict[str, _PrefillWorker] = {}
+        self._decode: dict[str, WorkerProcess] = {}
+        self._requests = [_Request(prompt=prompt) for prompt in options.prompts]
+        self._to_prefill = deque(range(len(self._requests)))
+        self._rows: list[Row] = []
+        self._num_ready = 0
+        self._max_positions = 1 << 62
+
+    def __enter__(self) -> DemoRun:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            for process in self._processes:
+                process.kill()
+        for process in self._processes:
+            process.close_input()  # All at once, so that they leave at the same time.
+        for process in self._processes:
+            process.close()
+
+    def run(self) -> list[Row]:
+        """Run it all and return a row for each handoff.
+
+        Raises
+        ------
+        KvlinkError
+            What a worker failed with, or that one ended or fell silent.
+        """
+        self._start_workers(self._converted_model())
+        while not self._is_loaded():
+            self._handle_next()
+        self._display.begin_answers(self._options)
+        while self._to_prefill or any(worker.requests for worker in self._prefill.values()):
+            self._send_prompts()
+            self._handle_next()
+        return sorted(self._rows, key=lambda row: row["request"])
+
+    def _converted_model(self) -> Path:
+        """Return the model's directory, converting the GGUF file if that was not done before."""
+        if self._options.model.is_dir():
+            return self._options.model
+        directory, is_there = find_model(self._options.model)
+        if not is_there:
+            converter = self._start("convert", "convert", self._options.model)
+            while not isinstance(self._handle_next(), m.Converted):
+                pass
+            converter.close()
+        return directory
+
+    def _start_workers(self, model: Path) -> None:
+        """Start all. The reference answers while the others load: nothing is timed before all are ready."""
+        reference = self._start("reference", "reference", model)
+        for index, request in enumerate(self._requests):
+            reference.send(m.Generate(index, prompt=request.prompt, max_new_tokens=self._options.max_new_tokens))
+        for index in range(self._options.prefill_count):
+            name = f"prefill-{index}"
+            self._prefill[name] = _PrefillWorker(process=self._start("prefill", name, model))
+        for index in range(self._options.decode_count):
+            name = f"decode-{index}"
+            self._decode[name] = self._start("decode", name, model)
+        first = next(iter(self._prefill.values()))
+        first.process.send(m.CountTokens([request.prompt for request in self._requests]))
+
+    def _start(self, role: str, name: str, model: Path) -> WorkerProcess:
+        start = m.Start(role=role, name=name, model=str(model), threads=self._options.threads)
+        process = WorkerProcess(start, self._inbox)
+        self._processes.append(process)
+        self._display.stage(name, "starting")
+        return process
+
+    def _is_loaded(self) -> bool:
+        is_up = self._num_ready == len(self._prefill) + len(self._decode)
+        return is_up and all(request.answer for request in self._requests)
+
+    def _handle_next(self) -> m.FromWorker:
+        worker, message = self._inbox.get(timeout_s=_SILENCE_S)
+        match message:
+            case m.Stage():
+                self._display.stage(worker.name, message.text)
+            case m.Converted():
+                self._display.ready(worker.name)
+            case m.Loaded():
+                self._max_positions = min(self._max_positions, message.max_positions)
+                self._display.stage(worker.name, "answering" if worker.name == "reference" else "loaded")
+            case m.Counted():
+                self._open_pools(max(message.tokens))
+            case m.Ready():
+                self._num_ready += 1
+                self._display.ready(worker.name)
+            case m.Answer():
+                self._requests[message.request].answer = message
+                if all(request.answer for request in self._requests):
+                    self._display.ready(worker.name)
+            case _:
+                self._handle_request(worker, message)
+        return message
+
+    def _handle_request(self, worker: WorkerProcess, message: m.FromWorker) -> None:
+        match message:
+            case m.Prefilled():
+                self._requests[message.request].prefilled = message
+                self._requests[message.request].prefill_worker = worker.name
+            case m.Offered():
+                self._requests[message.handoff.request].offered = message
+                self._carry_ticket(message)
+            case m.Pulled():
+                self._requests[message.handoff.request].pulled = message
+                self._display.pulled(message)
+            case m.Token():
+                self._display.token(message)
+            case m.Decoded():
+                self._finish_handoff(message)
+            case m.Released():
+                self._prefill[worker.name].requests.discard(message.request)
+            case _:
+                raise AssertionError(message)
+
+    def _open_pools(self, prompt_tokens: int) -> None:
+        """Let every worker make a pool: for one request to prefill, for the schedulers' shares to decode."""
+        total = prompt_tokens + self._options.max_new_tokens
+        if total > self._max_positions:
+            raise ConfigError(
+                f"run the demo: a prompt of {prompt_tokens} tokens and {self._options.max_new_tokens} new ones "
+                f"are more than the {self._max_positions} that the model takes; shorten one of them"
+            )
+        needed = blocks_for(total, block_tokens=_BLOCK_TOKENS)
+        share = _REQUESTS_PER_DECODE_WORKER * needed
+        shares = dict.fromkeys(self._decode, share)
+        for worker in self._prefill.values():
+            worker.process.send(m.OpenPool(num_blocks=needed, block_tokens=_BLOCK_TOKENS, decode_blocks=shares))
+        for process in self._decode.values():
+            num_blocks = share * len(self._prefill)
+            process.send(m.OpenPool(num_blocks=num_blocks, block_tokens=_BLOCK_TOKENS, decode_blocks={}))
+
+    def _send_prompts(self) -> None:
+        """Give the next prompts to the prefill workers with the fewest."""
+        while self._to_prefill:
+            worker = min(self._prefill.values(), key=lambda worker: len(worker.requests))
+            if len(worker.requests) >= _PROMPTS_PER_PREFILL_WORKER:
+                return
+            index = self._to_prefill.popleft()
+            worker.requests.add(index)
+            worker.process.send(
+                m.Prefill(
+                    index,
+                    prompt=self._requests[index].prompt,
+                    max_new_tokens=self._options.max_new_tokens,
+                    handoffs=len(self._options.lanes),
+                )
+            )
+
+    def _carry_ticket(self, offered: m.Offered) -> None:
+        """Send a decode worker the ticket and the limits: nothing else of the request ever reaches it."""
+        handoff = offered.handoff
+        self._decode[offered.decode_worker].send(
+            m.Decode(
+                handoff,
+                ticket=offered.ticket,
+                lanes=list(self._options.lanes[handoff.round]),
+                max_new_tokens=self._options.max_new_tokens,
+                corrupt=self._options.corrupt and handoff == m.HandoffName(request=0, round=0),
+            )
+        )
+
+    def _finish_handoff(self, decoded: m.Decoded) -> None:
+        handoff = decoded.handoff
+        request = self._requests[handoff.request]
+        if not (request.prefilled and request.offered and request.pulled and request.answer):
+            raise AssertionError(f"an answer to {handoff} before all that leads to it")
+        row = make_row(
+            prefill_worker=request.prefill_worker,
+            lane_requested=" or ".join(self._options.lanes[handoff.round]) or "auto",
+            prefilled=request.prefilled,
+            offered=request.offered,
+            pulled=request.pulled,
+            decoded=decoded,
+            answer=request.answer,
+        )
+        self._rows.append(row)
+        self._display.decoded(row, is_first=handoff.round == 0)
+        self._prefill[request.prefill_worker].process.send(m.Answered(handoff))
