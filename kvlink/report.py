@@ -1,0 +1,48 @@
+"""The one object that every command writes for ``--json``."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import kvlink
+
+__all__ = ["machine_facts", "write_report"]
+
+
+def machine_facts() -> dict[str, Any]:
+    """Return what a reader must know of this machine to judge a number."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
+
+
+def write_report(path: str, rows: Sequence[Any]) -> None:
+    """Write ``{"kvlink", "command", "machine", "rows"}`` as JSON to `path`; ``-`` is standard output."""
+    report = {
+        "kvlink": kvlink.__version__,
+        "command": ["kvlink", *sys.argv[1:]],
+        "machine": machine_facts(),
+        "rows": list(rows),
+    }
+    text = json.dumps(report, indent=2) + "\n"
+    if path == "-":
+        sys.stdout.write(text)
+    else:
+        Path(path).write_text(text, encoding="utf-8")
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
