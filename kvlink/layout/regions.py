@@ -53,18 +53,22 @@ def locate_parts(
     become one region. Those that only touch stay apart: two allocations may be neighbours by accident, and a
     registration or a mapping cannot reach from one into the other.
     """
-    regions: list[MemoryRegion] = []
+    merged: list[MemoryRegion] = []
     for extent in sorted(extents, key=lambda e: (e.address, -e.nbytes)):
-        if regions and extent.address < regions[-1].end:
-            regions[-1] = _joined(regions[-1], extent)
+        if merged and extent.address < merged[-1].end:
+            merged[-1] = _joined(merged[-1], extent)
         else:
-            regions.append(extent)
-    starts = [region.address for region in regions]
+            merged.append(extent)
+    starts = [region.address for region in merged]
+    # Regions count in the order of the parts, so that a layout does not depend on where the allocator put things.
+    order = list(dict.fromkeys(bisect_right(starts, address) - 1 for address, _ in parts))
+    regions = tuple(merged[i] for i in order)
+    index_of = {i: index for index, i in enumerate(order)}
     located = []
     for address, part in parts:
-        index = bisect_right(starts, address) - 1
-        located.append(msgspec.structs.replace(part, region=index, offset=address - starts[index]))
-    return tuple(located), tuple(regions)
+        i = bisect_right(starts, address) - 1
+        located.append(msgspec.structs.replace(part, region=index_of[i], offset=address - starts[i]))
+    return tuple(located), regions
 
 
 def _joined(region: MemoryRegion, extent: MemoryRegion) -> MemoryRegion:

@@ -36,7 +36,9 @@ def test_each_axis_finds_its_stride():
 def test_any_order_of_axes_describes_the_same_elements():
     memory = tensor(2, 5, 4, 3, 8)
     plain = KVCache.from_tensors({"a": memory}, axes=AXES, block_tokens=4)
-    turned = KVCache.from_tensors({"a": memory.transpose(4, 2, 0, 3, 1)}, axes="dim token kv head block", block_tokens=4)
+    turned = KVCache.from_tensors(
+        {"a": memory.transpose(4, 2, 0, 3, 1)}, axes="dim token kv head block", block_tokens=4
+    )
     assert plain.layout == turned.layout
 
 
@@ -108,9 +110,7 @@ def test_regions_grow_to_the_allocation_they_lie_in():
 
 def test_joined_caches_keep_their_groups_apart():
     full = KVCache.from_tensors({"l0": tensor(2, 5, 4, 1, 8)}, axes=AXES, block_tokens=4, model="m")
-    window = KVCache.from_tensors(
-        {"l1": tensor(2, 9, 2, 1, 8)}, axes=AXES, block_tokens=2, group="window", window=1024
-    )
+    window = KVCache.from_tensors({"l1": tensor(2, 9, 2, 1, 8)}, axes=AXES, block_tokens=2, group="window", window=1024)
     cache = KVCache.join(full, window)
     assert cache.groups == ("full", "window")
     assert (cache.num_blocks("window"), cache.block_tokens("window")) == (9, 2)

@@ -126,7 +126,14 @@ def test_fields_of_another_version_are_not_ignored():
 def test_a_layout_made_to_burn_time_is_refused_soon():
     """Thousands of parts that interleave with unlike strides cannot be told apart cheaply."""
     changes = [
-        {"layer": f"l{i}", "offset": i * 16, "head_dim": 1, "head_count": 1, "token_stride": 0, "block_stride": 7919 + i}
+        {
+            "layer": f"l{i}",
+            "offset": i * 16,
+            "head_dim": 1,
+            "head_count": 1,
+            "token_stride": 0,
+            "block_stride": 7919 + i,
+        }
         for i in range(4000)
     ]
     group = {"block_tokens": 1, "num_blocks": 100_000}

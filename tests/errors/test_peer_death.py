@@ -1,0 +1,151 @@
+"""A peer that is killed or stopped in the middle of a pull, on each lane and on either side."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+from helpers.patterns import Placement, Request
+from helpers.processes import Pair, wait_until
+
+from kvlink import errors
+from kvlink.testing import Worker, WorkerFailed
+
+BLOCKS = 128  # of 2 MiB: tens of milliseconds on the fastest lane with one copy thread
+EVERYTHING = Request(source_blocks=tuple(range(BLOCKS)), target_blocks=tuple(range(BLOCKS)), num_tokens=4 * BLOCKS)
+ONE_BLOCK = Request(source_blocks=(5,), target_blocks=(9,), num_tokens=4)
+
+#: A death is noticed by an end of file, so far sooner than any deadline here.
+NOTICED_S = 3.0
+
+
+@pytest.fixture
+def large(own_pair: Pair) -> Pair:
+    """A connected pair whose transfer of everything can be caught in the middle."""
+    own_pair.open_large(BLOCKS)
+    hand_over_one_block(own_pair)
+    return own_pair
+
+
+def hand_over_one_block(pair: Pair) -> None:
+    offered, ticket = pair.offer(ONE_BLOCK)
+    pulled = pair.pull(ticket, ONE_BLOCK)
+    pair.target.call("wait", pulled)
+    pair.target.call("wait_released", pulled)
+    pair.source.call("wait_released", offered)
+    pair.assert_equal_blocks(ONE_BLOCK)
+
+
+def assert_nothing_held(worker: Worker) -> None:
+    assert not any(worker.call("holds").values())
+
+
+def test_a_source_killed_in_the_middle_of_a_pull_fails_it_typed(large: Pair, spawn: Callable[..., Worker]) -> None:
+    _, ticket = large.offer(EVERYTHING)
+    pulled = large.pull(ticket, EVERYTHING, deadline_s=20)
+    state = large.target.call("signal_when_moving", pulled, pid=large.source.pid, signum=signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises((errors.PeerLost, errors.TransportFailed)) as caught:
+        large.target.call("wait", pulled)
+    assert state == "moving"
+    assert time.monotonic() - began < NOTICED_S
+    assert caught.value.failed
+    assert caught.value.valid_prefix_tokens < EVERYTHING.num_tokens
+    large.target.call("wait_released", pulled, timeout_s=NOTICED_S)
+    assert_nothing_held(large.target)
+
+    large.source.kill()
+    large.source = spawn(large.lane.env)
+    large.source.call("open", large.geometry, Placement(num_blocks=16, memory=large.lane.memory), seed=7)
+    hand_over_one_block(large)
+
+
+def test_a_target_killed_in_the_middle_of_a_pull_frees_the_offer(large: Pair, spawn: Callable[..., Worker]) -> None:
+    offered, ticket = large.offer(EVERYTHING, ttl_s=2)
+    pulled = large.pull(ticket, EVERYTHING, deadline_s=20)
+    with pytest.raises(WorkerFailed, match="ended with -9"):
+        large.target.call("signal_when_moving", pulled, pid=large.target.pid, signum=signal.SIGKILL)
+
+    large.target = spawn(large.lane.env)
+    large.target.call("open", large.geometry, Placement(num_blocks=16, memory=large.lane.memory), seed=7)
+    hand_over_one_block(large)
+
+    said = large.source.call("wait_released", offered, timeout_s=2 + NOTICED_S)
+    assert said.error in ("PeerLost", "TicketExpired")
+    assert_nothing_held(large.source)
+
+
+def test_a_source_stopped_in_the_middle_of_a_pull_exceeds_the_deadline(large: Pair) -> None:
+    offered, ticket = large.offer(EVERYTHING, ttl_s=2)
+    pulled = large.pull(ticket, EVERYTHING, deadline_s=1)
+    began = time.monotonic()
+    large.target.call("signal_when_moving", pulled, pid=large.source.pid, signum=signal.SIGSTOP)
+    with pytest.raises(errors.DeadlineExceeded):
+        large.target.call("wait", pulled, timeout_s=2)
+    assert time.monotonic() - began < 1.5
+    assert large.target.call("wait_released", pulled, timeout_s=2).error == "DeadlineExceeded"
+    assert_nothing_held(large.target)
+
+    large.source.resume()
+    large.source.call("wait_released", offered, timeout_s=2 + NOTICED_S)
+    assert_nothing_held(large.source)
+    hand_over_one_block(large)
+
+
+def test_a_target_stopped_past_the_lease_never_reports_the_reused_blocks_as_right(
+    large: Pair, spawn: Callable[..., Worker]
+) -> None:
+    offered, ticket = large.offer(EVERYTHING, ttl_s=0.7)
+    pulled = large.pull(ticket, EVERYTHING, deadline_s=20)
+    large.target.start("signal_when_moving", pulled, pid=large.target.pid, signum=signal.SIGSTOP)
+    stopped = os.WSTOPPED | os.WNOWAIT | os.WNOHANG
+    wait_until(lambda: os.waitid(os.P_PID, large.target.pid, stopped), timeout_s=20, what="the target has stopped")
+
+    other = Pair(large.source, spawn(large.lane.env), large.lane)
+    other.target.call("open", large.geometry, Placement(num_blocks=16, memory=large.lane.memory), seed=7)
+    hand_over_one_block(other)  # a stopped peer holds up nobody else
+
+    with pytest.raises((errors.TicketExpired, errors.DeadlineExceeded)):
+        large.source.call("wait", offered, timeout_s=NOTICED_S)
+    large.source.call("wait_released", offered, timeout_s=NOTICED_S)
+    assert_nothing_held(large.source)
+    large.source.call("fill", seed=8)
+
+    large.target.resume()
+    assert large.target.result() == "moving"
+    with pytest.raises(errors.TicketExpired):
+        large.target.call("wait", pulled)
+    large.target.call("wait_released", pulled)
+    assert_nothing_held(large.target)
+    hand_over_one_block(large)
+
+
+def test_a_cancel_in_the_middle_of_a_pull_ends_both_sides(large: Pair) -> None:
+    offered, ticket = large.offer(EVERYTHING, ttl_s=20)
+    pulled = large.pull(ticket, EVERYTHING, deadline_s=20)
+    large.target.call("cancel_when_moving", pulled)
+    with pytest.raises(errors.Cancelled):
+        large.target.call("wait", pulled, timeout_s=NOTICED_S)
+    large.target.call("wait_released", pulled, timeout_s=NOTICED_S)
+    assert_nothing_held(large.target)
+    large.source.call("cancel", offered)
+    large.source.call("wait_released", offered, timeout_s=NOTICED_S)
+    assert_nothing_held(large.source)
+    hand_over_one_block(large)
+
+
+def test_an_offer_cancelled_in_the_middle_of_a_pull_never_succeeds(large: Pair) -> None:
+    offered, ticket = large.offer(EVERYTHING, ttl_s=20)
+    pulled = large.pull(ticket, EVERYTHING, deadline_s=20)
+    large.target.call("signal_when_moving", pulled, pid=large.target.pid, signum=0)
+    large.source.call("cancel", offered)
+    large.source.call("wait_released", offered, timeout_s=NOTICED_S)
+    large.source.call("fill", seed=8)
+    with pytest.raises((errors.Cancelled, errors.UnknownHandoff)):
+        large.target.call("wait", pulled)
+    large.target.call("wait_released", pulled, timeout_s=NOTICED_S)
+    assert_nothing_held(large.target)
+    assert_nothing_held(large.source)

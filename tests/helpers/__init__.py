@@ -1,0 +1,1 @@
+"""What several tests share: worker processes, memory patterns and markers."""

@@ -1,0 +1,49 @@
+"""The exact causes for which a test may be skipped, and what each lane needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+_CAP_SYS_PTRACE = 19
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lane:
+    """A lane under test: what `require` names, and the environment of both processes."""
+
+    id: str
+    lane: str
+    memory: str
+    env: dict[str, str] = field(default_factory=dict)
+    needs_ptrace: bool = False
+
+
+#: `memory` is what the lane is for; the property test draws others where a lane serves them.
+LANES = (
+    Lane(id="mapped", lane="mapped", memory="pool"),
+    Lane(id="vectored", lane="vectored", memory="numpy", needs_ptrace=True),
+    Lane(id="get", lane="get", memory="pool", needs_ptrace=True),
+    Lane(id="staged", lane="staged", memory="pool"),
+    Lane(id="staged-tcp", lane="staged", memory="numpy", env={"UCX_TLS": "tcp"}),
+)
+
+
+def ptrace_refusal() -> str:
+    """Why a process may not read a sibling's memory here; empty if it may."""
+    scope = Path("/proc/sys/kernel/yama/ptrace_scope")
+    if not scope.exists() or scope.read_text().strip() == "0":
+        return ""
+    status = Path("/proc/self/status").read_text()
+    effective = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff"))
+    if effective >> _CAP_SYS_PTRACE & 1:
+        return ""
+    return "yama's ptrace_scope keeps one process from reading another's memory"
+
+
+def skip_unless_served(lane: Lane) -> None:
+    """Skip where the kernel's settings forbid the lane."""
+    if lane.needs_ptrace and (refusal := ptrace_refusal()):
+        pytest.skip(refusal)

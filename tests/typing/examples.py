@@ -1,0 +1,60 @@
+"""Uses of the public names, checked by mypy and never run: each type is what a user relies on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from typing_extensions import assert_type
+
+import kvlink
+from kvlink import errors
+
+memory = kvlink.empty((2, 8, 4, 2, 8), "float32")
+assert_type(memory, kvlink.Buffer)
+
+tensor: Any = np.zeros((2, 8, 4, 2, 8), dtype="float32")
+cache = kvlink.KVCache.from_tensors({"layers.0": tensor}, axes="kv block token head dim", block_tokens=4)
+assert_type(cache, kvlink.KVCache)
+
+apart = kvlink.KVCache.from_tensors(
+    {"layers.0": {"k": tensor[0], "v": tensor[1]}}, axes="block token head dim", block_tokens=4, heads=range(2)
+)
+assert_type(apart, kvlink.KVCache)
+
+
+def prefill(node: kvlink.Node) -> dict[str, Any]:
+    offer = node.offer(blocks=[3, 9, -1], num_tokens=10, ttl_s=30, label="req-1", readers=1, payload=b"token")
+    assert_type(offer, kvlink.Offer)
+    assert_type(offer.released, bool)
+    assert_type(offer.state, str)
+    ticket: dict[str, Any] = offer.ticket
+    return ticket
+
+
+def decode(node: kvlink.Node, ticket: dict[str, Any]) -> bytes:
+    pull = node.pull(ticket, blocks=np.array([7, 1, 2], dtype=np.int32), skip_tokens=4, deadline_s=10)
+    assert_type(pull, kvlink.Pull)
+    try:
+        pull.wait(timeout_s=10)
+    except errors.PeerLost as error:
+        assert_type(error.failed, tuple[tuple[str, int, str, int, int], ...])
+        assert_type(error.valid_prefix_tokens, int)
+        raise
+    assert_type(pull.lane, str)
+    assert_type(pull.bytes, int)
+    assert_type(pull.phases_s, dict[str, float])
+    return pull.payload
+
+
+async def decode_later(node: kvlink.Node, ticket: dict[str, Any]) -> bytes:
+    pull = node.pull(ticket, blocks={"full": [7, 1, 2]}, require="mapped")
+    await pull
+    pull.cancel()
+    return pull.payload
+
+
+with kvlink.Node(cache, name="decode-0", listen="127.0.0.1:0", secret=b"shared") as opened:
+    assert_type(opened, kvlink.Node)
+    assert_type(opened.fileno(), int)
+    decode(opened, prefill(opened))

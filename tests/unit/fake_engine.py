@@ -1,0 +1,211 @@
+"""A native engine that moves nothing: for tests of what stands around it.
+
+Offers and pulls end when the test says so. Two fakes that were attached to each other settle a
+pull of a live offer at once, so that connecting can be tested from end to end.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from typing import Any
+
+from kvlink.errors import Closed
+
+
+class FakeHandoff:
+    """One side of a handoff, settled by whoever holds it."""
+
+    def __init__(self, engine: FakeEngine, *, kind: str, epoch: bytes, sequence: int, label: str, payload: bytes):
+        self.engine = engine
+        self.kind = kind
+        self.epoch = epoch
+        self.sequence = sequence
+        self.attempt = 1
+        self.label = label
+        self.payload = payload
+        self.state = "offered" if kind == "offer" else "connecting"
+        self.outcome: str | None = None
+        self.released = False
+        self.error: tuple[str, str] | None = None
+        self.failed: list[Any] = []
+        self.valid_prefix_tokens = 0
+        self.bytes = 0
+        self.lane = ""
+        self.phases_s: dict[str, float] = {}
+        self.cancelled = 0
+        self._changed = threading.Condition()
+
+    def settle(self, code: str | None = None, message: str = "", *, released: bool = True) -> None:
+        with self._changed:
+            if self.outcome is None:
+                self.outcome = "failed" if code else "succeeded"
+                self.state = self.outcome
+                self.error = (code, message) if code else None
+            self.released = self.released or released
+            self._changed.notify_all()
+        self.engine.ring()
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+        self.settle("Cancelled", "cancelled by its owner")
+
+    def wait(self, *, timeout_s: float) -> bool:
+        return self._wait(lambda: self.outcome is not None, timeout_s)
+
+    def wait_released(self, *, timeout_s: float) -> bool:
+        return self._wait(lambda: self.released, timeout_s)
+
+    def _wait(self, happened: Any, timeout_s: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(happened, timeout_s)
+
+
+class FakeEngine:
+    """What ``kvlink._native.Engine`` is to Python, without a thread or a byte moved."""
+
+    by_epoch: dict[bytes, FakeEngine] = {}
+
+    def __init__(self, *, epoch: bytes) -> None:
+        self.epoch = epoch
+        self.offers: dict[int, FakeHandoff] = {}
+        self.pulls: list[FakeHandoff] = []
+        self.sources: dict[int, dict[str, Any]] = {}
+        self.claimants: list[dict[str, Any]] = []
+        self.failures: dict[int, tuple[str, str]] = {}
+        self.states: dict[int, str] = {}
+        self.addresses: dict[int, str] = {}
+        self.attached = threading.Event()
+        self.failed = threading.Event()
+        self.closed = False
+        self._queued: dict[int, list[FakeHandoff]] = {}
+        self._numbers = itertools.count(1)
+        self._lock = threading.RLock()
+        self._bells = os.eventfd(0, os.EFD_NONBLOCK), os.eventfd(0, os.EFD_NONBLOCK)
+        FakeEngine.by_epoch[epoch] = self
+
+    def close(self, *, deadline_s: float) -> None:
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
+            live = [*self.offers.values(), *self.pulls]
+        for handoff in live:
+            handoff.settle("Closed", "the node was closed")
+        for attached in [*self.sources.values(), *self.claimants]:
+            for fd in (attached["fd"], *attached.get("region_fds", ())):
+                if fd >= 0:
+                    os.close(fd)
+        for bell in self._bells:
+            os.close(bell)
+
+    def ring(self) -> None:
+        if not self.closed:
+            for bell in self._bells:
+                os.eventfd_write(bell, 1)
+
+    def fileno(self) -> int:
+        return self._bells[0]
+
+    def wake_fd(self) -> int:
+        return self._bells[1]
+
+    def ucx_address(self) -> bytes:
+        return b""
+
+    def pack_keys(self) -> list[bytes]:
+        return []
+
+    def expect_peer(self, *, address: str) -> int:
+        self._check()
+        peer = next(self._numbers)
+        self.states[peer] = "connecting"
+        self.addresses[peer] = address
+        return peer
+
+    def attach_source(self, peer: int, **facts: Any) -> list[str]:
+        with self._lock:
+            self.sources[peer] = facts
+            self.states[peer] = "ready"
+            queued = self._queued.pop(peer, [])
+        for pull in queued:
+            self._serve(pull)
+        self.attached.set()
+        return list(facts["lanes"])
+
+    def attach_claimant(self, **facts: Any) -> int:
+        self.claimants.append(facts)
+        self.attached.set()
+        return next(self._numbers)
+
+    def fail_peer(self, peer: int, *, code: str, message: str) -> None:
+        self._check()
+        with self._lock:
+            self.failures[peer] = (code, message)
+            self.states[peer] = "lost"
+            queued = self._queued.pop(peer, [])
+        for pull in queued:
+            pull.settle(code, message)
+        self.failed.set()
+
+    def peers(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "peer": peer,
+                "name": self.sources.get(peer, {}).get("name", ""),
+                "address": self.addresses[peer],
+                "epoch": self.sources.get(peer, {}).get("epoch", bytes(16)),
+                "state": state,
+            }
+            for peer, state in self.states.items()
+        ]
+
+    def offer(self, *, label: str, payload: bytes, **_: Any) -> FakeHandoff:
+        self._check()
+        sequence = next(self._numbers)
+        offered = FakeHandoff(self, kind="offer", epoch=self.epoch, sequence=sequence, label=label, payload=payload)
+        self.offers[sequence] = offered
+        return offered
+
+    def pull(self, peer: int, *, epoch: bytes, sequence: int, label: str, deadline_ms: int, **_: Any) -> FakeHandoff:
+        self._check()
+        pull = FakeHandoff(self, kind="pull", epoch=epoch, sequence=sequence, label=label, payload=b"")
+        self.pulls.append(pull)
+        with self._lock:
+            state = self.states[peer]
+            if state == "connecting":
+                self._queued.setdefault(peer, []).append(pull)
+        if state == "ready":
+            self._serve(pull)
+        elif state == "lost":
+            pull.settle("PeerLost", "the connection is gone")
+        return pull
+
+    def holds(self) -> dict[str, int]:
+        return {"shared": 0, "exclusive": 0, "handoffs": 0}
+
+    def counters(self) -> dict[str, int]:
+        return {"offers": len(self.offers), "pulls": len(self.pulls)}
+
+    def _check(self) -> None:
+        if self.closed:
+            raise Closed("the engine is closed")
+
+    def _serve(self, pull: FakeHandoff) -> None:
+        offered = FakeEngine.by_epoch[pull.epoch].offers.get(pull.sequence)
+        if offered is None or offered.outcome is not None:
+            pull.settle("UnknownHandoff", "no such offer")
+            return
+        pull.payload, pull.lane = offered.payload, "mapped"
+        pull.settle()
+        offered.settle()
+
+
+def wait_until(happened: Any, *, timeout_s: float = 5.0) -> None:
+    """Look until it is so; for what has no event of its own."""
+    until = time.monotonic() + timeout_s
+    while not happened():
+        assert time.monotonic() < until, "it did not happen in time"
+        threading.Event().wait(0.005)
