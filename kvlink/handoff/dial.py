@@ -223,7 +223,9 @@ class Dialer:
         same_host = me.is_same_host(source)
         region_fds, pid = [-1] * len(layout.region_bytes), 0
         if same_host:
-            region_fds, pid = fetch_pools(source.pool_socket, source.pool_token, source.mappable, connecting.deadline)
+            region_fds, pid = fetch_pools(
+                source.pool_socket, source.pool_token, mappable=source.mappable, deadline=connecting.deadline
+            )
         try:
             lanes = self._usable_lanes(source, region_fds=region_fds, pid=pid)
             link.send(wire.encode(wire.Welcome()))

@@ -97,7 +97,7 @@ class PoolSocket:
         self._pools = []
 
 
-def fetch_pools(name: bytes, token: bytes, mappable: Sequence[bool], deadline: Deadline) -> tuple[list[int], int]:
+def fetch_pools(name: bytes, token: bytes, *, mappable: Sequence[bool], deadline: Deadline) -> tuple[list[int], int]:
     """Return one descriptor for each region (-1 where it is not mappable), and the peer's pid.
 
     The caller closes the descriptors. All are -1 and the pid is 0 when the socket cannot be

@@ -163,7 +163,7 @@ def _tag(dtype: str | None, view: TensorView) -> str:
     """Return the tag for the elements; one that names a width must name the width of the tensor's elements."""
     if dtype is None:
         return view.dtype
-    width = re.match(r"[a-z]+(\d+)(?:_|$)", dtype)
+    width = re.match(r"(?:u?int|b?float|complex)(\d+)(?:_|$)", dtype)
     if width is not None and int(width[1]) != view.element_bytes * 8:
         raise InvalidArgument(f"dtype={dtype!r} for elements of {view.element_bytes} bytes ({view.dtype})")
     return dtype

@@ -127,23 +127,32 @@ def _read_array_interface(name: str, array: Any, interface: dict[str, Any], *, k
     if read_only:
         _refuse_read_only(name)
     typestr = str(interface["typestr"])
-    # ml_dtypes shows bfloat16 and fp8 as plain bytes in the interface; the dtype knows its name.
-    dtype = str(getattr(getattr(array, "dtype", None), "name", typestr[1:]))
-    if typestr.startswith(">"):
-        dtype = f">{dtype}"
     shape = tuple(int(n) for n in interface["shape"])
     size = int(getattr(getattr(array, "dtype", None), "itemsize", 0)) or int(typestr[2:])
-    device = getattr(array, "device", 0) if kind == "cuda" else 0
     return _view(
         array,
         address=int(address),
         shape=shape,
         strides=tuple(int(s) for s in interface.get("strides") or _packed_strides(shape, size)),
         element_bytes=size,
-        dtype=dtype,
+        dtype=_dtype_name(array, typestr),
         kind=kind,
-        device=int(getattr(device, "id", device)),
+        device=_device_index(getattr(array, "device", None)) if kind == "cuda" else 0,
     )
+
+
+def _dtype_name(array: Any, typestr: str) -> str:
+    # ml_dtypes shows bfloat16 and fp8 as plain bytes in the interface; the dtype knows its name.
+    dtype = getattr(array, "dtype", None)
+    name = dtype if isinstance(dtype, str) else str(getattr(dtype, "name", typestr[1:]))
+    return f">{name}" if typestr.startswith(">") else name
+
+
+def _device_index(device: Any) -> int:
+    """Return the index of a device object of cupy, or of a name such as ``cuda:1``."""
+    if isinstance(device, str):
+        return int(device.rpartition(":")[2] or 0)
+    return int(getattr(device, "id", 0))
 
 
 def _read_dlpack(name: str, tensor: Any) -> TensorView:

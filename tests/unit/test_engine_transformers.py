@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import kvlink.memory
 from kvlink.engines.base import BlockAllocator, FirstToken, blocks_for
 from kvlink.errors import InvalidArgument, OutOfMemory, ProtocolError
 
@@ -49,9 +50,7 @@ def test_prefill_in_one_pool_and_decode_in_another_gives_the_tokens_of_stock_gen
     for source, target in zip(prefilled.blocks, blocks, strict=False):
         decode.pool.tensor[:, :, target] = prefill.pool.tensor[:, :, source]
     tokens = list(
-        decode.decode(
-            blocks, num_tokens=prefilled.num_tokens, first_token=prefilled.first_token, max_new_tokens=20
-        )
+        decode.decode(blocks, num_tokens=prefilled.num_tokens, first_token=prefilled.first_token, max_new_tokens=20)
     )
 
     assert tokens == reference(model, prompt, max_new_tokens=20)
@@ -87,9 +86,7 @@ def test_a_sliding_window_is_left_to_the_mask():
     prompt = prompt_of(30)
     engine = TransformersEngine(model, num_blocks=4)
     prefilled = engine.prefill(prompt)
-    tokens = list(
-        engine.decode(prefilled.blocks, num_tokens=30, first_token=prefilled.first_token, max_new_tokens=12)
-    )
+    tokens = list(engine.decode(prefilled.blocks, num_tokens=30, first_token=prefilled.first_token, max_new_tokens=12))
     assert tokens == reference(model, prompt, max_new_tokens=12)
 
 
@@ -112,11 +109,11 @@ def test_only_the_blocks_of_the_sequence_are_written(model):
     assert not torch.any(pool.tensor[:, :, 1, :4] == 7.0)
 
 
-def test_the_pool_is_described_as_one_region_with_a_layer_each(model):
+def test_the_pool_is_one_allocation_with_a_layer_each(model):
     pool = PagedPool.for_model(model, num_blocks=6)
     layers = {part.layer for part in pool.cache.layout.parts}
     assert layers == {"layers.0", "layers.1", "layers.2"}
-    assert len(pool.cache.regions) == 1
+    assert len(pool.cache.within_allocations(kvlink.memory.pool_of).regions) == 1
     assert pool.bytes_per_token == 3 * 2 * 2 * 8 * 4
 
 

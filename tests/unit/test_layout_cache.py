@@ -132,6 +132,8 @@ def test_a_dtype_tag_may_name_what_bytes_are():
     memory = np.zeros((2, 5, 4, 1, 8), np.uint8)
     cache = KVCache.from_tensors({"a": memory}, axes=AXES, block_tokens=4, dtype="float8_e4m3fn")
     assert {part.dtype for part in cache.layout.parts} == {"float8_e4m3fn"}
+    opaque = KVCache.from_tensors({"a": memory}, axes=AXES, block_tokens=4, dtype="opaque1")
+    assert {part.dtype for part in opaque.layout.parts} == {"opaque1"}
     with pytest.raises(InvalidArgument, match="elements of 1 bytes"):
         KVCache.from_tensors({"a": memory}, axes=AXES, block_tokens=4, dtype="bfloat16")
 

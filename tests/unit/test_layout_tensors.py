@@ -94,6 +94,10 @@ def test_torch_tensors_without_strided_memory_are_refused():
 def test_memory_of_a_gpu_is_described_by_its_array_interface():
     view = read_tensor("t", OnCuda(data=(4096, False), strides=None))
     assert (view.kind, view.address, view.strides) == ("cuda", 4096, (6, 2))
+    tagged = OnCuda(data=(4096, False), typestr="<u2")
+    tagged.dtype, tagged.device = "bfloat16", "cuda:1"
+    view = read_tensor("t", tagged)
+    assert (view.dtype, view.element_bytes, view.device) == ("bfloat16", 2, 1)
 
 
 def test_the_stride_of_an_axis_with_one_element_means_nothing():

