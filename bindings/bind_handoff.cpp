@@ -1,6 +1,7 @@
 // Stage 4 for Python: the engine and the handles of its handoffs.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -10,6 +11,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -34,6 +36,9 @@ using kvlink::handoff::Handoff;
 
 using Table = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+using MintedId = std::pair<nb::bytes, std::uint64_t>;
+using SourceNumbers = std::tuple<std::uint64_t, nb::bytes, std::uint64_t>;  // peer, epoch and sequence of the ticket
+
 /// A handle keeps its engine, so that `cancel` needs no more than the handle.
 struct Handle {
   std::shared_ptr<Engine> engine;
@@ -52,8 +57,12 @@ struct Handle {
   return epoch;
 }
 
-[[nodiscard]] nb::bytes to_bytes(const kvlink::Epoch& epoch) { return nb::bytes(epoch.data(), epoch.size()); }
-[[nodiscard]] nb::bytes to_bytes(const std::vector<std::byte>& bytes) { return nb::bytes(bytes.data(), bytes.size()); }
+[[nodiscard]] nb::bytes to_bytes(const kvlink::Epoch& epoch) {
+  return nb::bytes(epoch.data(), epoch.size());
+}
+[[nodiscard]] nb::bytes to_bytes(const std::vector<std::byte>& bytes) {
+  return nb::bytes(bytes.data(), bytes.size());
+}
 
 [[nodiscard]] std::vector<std::byte> vector_of(const nb::bytes& bytes) {
   const auto* data = static_cast<const std::byte*>(bytes.data());
@@ -119,8 +128,8 @@ std::vector<std::string> attach_source(Engine& engine, std::uint64_t peer, int f
   for (const std::string& lane : lanes) wanted.push_back(lane_of(lane));
   const kvlink::Epoch peer_epoch = epoch_of(epoch);
   const nb::gil_scoped_release released;
-  return names_of(engine.attach_source(peer, owned.release(), peer_epoch, std::move(name), std::move(geometry), std::move(facts),
-                                       wanted));
+  return names_of(engine.attach_source(peer, owned.release(), peer_epoch, std::move(name), std::move(geometry),
+                                       std::move(facts), wanted));
 }
 
 std::uint64_t attach_claimant(Engine& engine, int fd, const nb::bytes& epoch, std::string name, std::string address,
@@ -183,36 +192,42 @@ nb::dict holds(const Engine& engine) {
 }
 
 Handle offer(std::shared_ptr<Engine> engine, const std::vector<Table>& blocks, std::uint64_t num_tokens,
-             std::int64_t ttl_ms, std::uint32_t readers, const nb::bytes& payload, std::string label) {
+             std::int64_t ttl_ms, std::uint32_t readers, const nb::bytes& payload, std::string label,
+             std::optional<MintedId> minted) {
   kvlink::handoff::OfferOptions options{.blocks = tables_of(blocks),
                                         .num_tokens = num_tokens,
                                         .ttl_ms = ttl_ms,
                                         .readers = readers,
                                         .payload = vector_of(payload),
-                                        .label = std::move(label)};
+                                        .label = std::move(label),
+                                        .id = {}};
+  if (minted) options.id = kvlink::HandoffId{.epoch = epoch_of(minted->first), .sequence = minted->second};
   const nb::gil_scoped_release released;
   auto handoff = engine->offer(std::move(options));
   return {std::move(engine), std::move(handoff)};
 }
 
-Handle pull(std::shared_ptr<Engine> engine, std::uint64_t peer, const nb::bytes& epoch, std::uint64_t sequence,
-            const std::vector<Table>& blocks, std::uint64_t num_tokens, std::uint64_t skip_tokens,
-            std::int64_t deadline_ms, const std::string& lane, std::string label) {
-  kvlink::handoff::PullOptions options{.id = {.epoch = epoch_of(epoch), .sequence = sequence},
+Handle pull(std::shared_ptr<Engine> engine, const std::vector<SourceNumbers>& sources, const std::vector<Table>& blocks,
+            std::uint64_t num_tokens, std::uint64_t skip_tokens, std::int64_t deadline_ms, const std::string& lane,
+            std::string label) {
+  kvlink::handoff::PullOptions options{.sources = {},
                                        .blocks = tables_of(blocks),
                                        .num_tokens = num_tokens,
                                        .skip_tokens = skip_tokens,
                                        .deadline_ms = deadline_ms,
                                        .lane = {},
                                        .label = std::move(label)};
+  for (const auto& [peer, epoch, sequence] : sources) {
+    options.sources.push_back({.peer = peer, .id = {.epoch = epoch_of(epoch), .sequence = sequence}});
+  }
   if (!lane.empty()) options.lane = lane_of(lane);
   const nb::gil_scoped_release released;
-  auto handoff = engine->pull(peer, std::move(options));
+  auto handoff = engine->pull(std::move(options));
   return {std::move(engine), std::move(handoff)};
 }
 
 using ErrorText = std::pair<std::string, std::string>;
-using FailedText = std::tuple<std::string, std::uint32_t, std::string, std::uint64_t, std::uint64_t>;
+using FailedText = std::tuple<std::string, std::string, std::string, std::uint64_t, std::uint64_t>;
 
 nb::object error_of(const Handle& handle) {
   const auto result = handle.handoff->result();
@@ -283,13 +298,18 @@ void bind_engine(nb::module_& m) {
           },
           "peer"_a, nb::kw_only(), "code"_a, "message"_a, nb::call_guard<nb::gil_scoped_release>(),
           "End a connection, or an attempt at one; what lives on it fails with this error class and message.")
+      .def("is_peer_lost", &Engine::is_peer_lost, "peer"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "Return whether the connection, or the attempt at one, is over. Cheap.")
       .def("peers", &peers, "Return how each peer stands.")
       .def("holds", &holds, "Return how many blocks and handoffs are held.")
       .def("counters", &counters, "Return the engine's counters.")
       .def("offer", &offer, nb::kw_only(), "blocks"_a, "num_tokens"_a, "ttl_ms"_a, "readers"_a, "payload"_a, "label"_a,
-           "Offer blocks to be read.")
-      .def("pull", &pull, "peer"_a, nb::kw_only(), "epoch"_a, "sequence"_a, "blocks"_a, "num_tokens"_a, "skip_tokens"_a,
-           "deadline_ms"_a, "lane"_a, "label"_a, "Read an offer's blocks. `lane` may be empty: the peer's best.");
+           "minted"_a.none() = nb::none(),
+           "Offer blocks to be read. `minted` is the (epoch, sequence) of a ticket made elsewhere.")
+      .def("pull", &pull, "sources"_a, nb::kw_only(), "blocks"_a, "num_tokens"_a, "skip_tokens"_a, "deadline_ms"_a,
+           "lane"_a, "label"_a,
+           "Read an offer's blocks from its sources, each a (peer, epoch, sequence). `lane` may be empty: each peer's "
+           "best.");
 }
 
 void bind_handle(nb::module_& m) {
@@ -299,10 +319,9 @@ void bind_handle(nb::module_& m) {
       .def_prop_ro("sequence", [](const Handle& self) { return self.handoff->id().handoff.sequence; })
       .def_prop_ro("attempt", [](const Handle& self) { return self.handoff->id().attempt; })
       .def_prop_ro("label", [](const Handle& self) { return self.handoff->label(); })
-      .def_prop_ro("kind",
-                   [](const Handle& self) {
-                     return self.handoff->role() == kvlink::handoff::Role::offer ? "offer" : "pull";
-                   })
+      .def_prop_ro(
+          "kind",
+          [](const Handle& self) { return self.handoff->role() == kvlink::handoff::Role::offer ? "offer" : "pull"; })
       .def_prop_ro("state", [](const Handle& self) { return kvlink::handoff::state_name(self.handoff->state()); })
       .def_prop_ro("outcome", &outcome_of)
       .def_prop_ro("released", [](const Handle& self) { return self.handoff->released(); })
@@ -329,9 +348,11 @@ void bind_handle(nb::module_& m) {
                      const auto result = self.handoff->result();
                      return to_bytes(result ? result->payload : std::vector<std::byte>());
                    })
-      .def("cancel", [](const Handle& self) { self.engine->cancel(self.handoff); }, flag)
       .def(
-          "wait", [](const Handle& self, double timeout_s) { return self.handoff->wait_outcome(nanoseconds(timeout_s)); },
+          "cancel", [](const Handle& self) { self.engine->cancel(self.handoff); }, flag)
+      .def(
+          "wait",
+          [](const Handle& self, double timeout_s) { return self.handoff->wait_outcome(nanoseconds(timeout_s)); },
           nb::kw_only(), "timeout_s"_a, flag, "Wait for the outcome; return whether it has come.")
       .def(
           "wait_released",

@@ -28,7 +28,9 @@ using kvlink::Code;
 using kvlink::Error;
 using kvlink::transport::Pool;
 
-std::uintptr_t address_of(const Pool& pool) { return reinterpret_cast<std::uintptr_t>(pool.base()); }
+std::uintptr_t address_of(const Pool& pool) {
+  return reinterpret_cast<std::uintptr_t>(pool.base());
+}
 
 /// Bytes of a packed array; throws Error(invalid_argument) for dimensions or a product that no memory has.
 std::uint64_t packed_bytes(const std::vector<std::int64_t>& shape, std::int64_t element_bytes) {

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
 from kvlink import _native
@@ -140,6 +141,10 @@ class Buffer(_native.PoolBuffer):
         array = numpy.asarray(memoryview(self))
         return array.view(f"V{array.itemsize}") if array.dtype.kind == "S" else array
 
+    if TYPE_CHECKING:  # the native base has the slot, which its stub cannot say
+
+        def __buffer__(self, flags: int, /) -> memoryview: ...
+
     def __dlpack__(self, **request: Any) -> Any:
         """Return a capsule of the version that `request` asks for (DLPack 1.x or 0.x)."""
         return _dlpack(self, self._element, (_DLPACK_CPU, 0)).__dlpack__(**request)
@@ -253,8 +258,8 @@ def copied_bytes() -> int:
 
 def _extents_of(shape: int | Sequence[int]) -> tuple[int, ...]:
     try:
-        extents = tuple(int(n) for n in shape) if isinstance(shape, Sequence) else (int(shape),)
-    except (TypeError, ValueError):
+        extents = tuple(map(index, shape)) if isinstance(shape, Sequence) else (index(shape),)
+    except TypeError:
         raise InvalidArgument(f"empty: shape {shape!r} is not a sequence of integers") from None
     if not extents or any(not 0 < n < 2**63 for n in extents):
         raise InvalidArgument(f"empty: shape {extents} must have positive extents")

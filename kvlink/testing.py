@@ -290,20 +290,18 @@ def _serve(pipe_fd: int, python_path: Sequence[str]) -> None:
     sys.path.extend(python_path)
     pipe: Connection[Any, Any] = Connection(pipe_fd)
     target: Any = None
-    while True:
-        try:
+    with contextlib.suppress(EOFError, BrokenPipeError):  # the caller has closed its end
+        while True:
             method, args, kwargs = pipe.recv()
-        except EOFError:
-            return
-        try:
-            if target is None:
-                target, result = _import_callable(method)(**kwargs), None
+            try:
+                if target is None:
+                    target, result = _import_callable(method)(**kwargs), None
+                else:
+                    result = getattr(target, method)(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - the top of the worker: everything goes to the caller
+                pipe.send((True, _describe(error)))
             else:
-                result = getattr(target, method)(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - the top of the worker: everything goes to the caller
-            pipe.send((True, _describe(error)))
-        else:
-            pipe.send((False, result))
+                pipe.send((False, result))
 
 
 def _import_callable(name: str) -> Callable[..., Any]:

@@ -119,9 +119,8 @@ def crew() -> Iterator[_Crew]:
     found.close()
 
 
-@pytest.fixture
-def pair(lane: Lane, crew: _Crew) -> Iterator[Pair]:
-    """Two long-lived processes for the lane under test; nodes are closed after each test."""
+@contextlib.contextmanager
+def _lent(crew: _Crew, lane: Lane) -> Iterator[Pair]:
     found = Pair(crew.member(lane, "source"), crew.member(lane, "target"), lane)
     healthy = False
     try:
@@ -132,6 +131,21 @@ def pair(lane: Lane, crew: _Crew) -> Iterator[Pair]:
         if not healthy:  # after a failure the next test starts with fresh processes
             for worker in (found.source, found.target):
                 crew.forget(worker)
+
+
+@pytest.fixture
+def pair(lane: Lane, crew: _Crew) -> Iterator[Pair]:
+    """Two long-lived processes for the lane under test; nodes are closed after each test."""
+    with _lent(crew, lane) as found:
+        yield found
+
+
+@pytest.fixture
+def opened(crew: _Crew) -> Iterator[Pair]:
+    """The same with nodes over default caches, for what does not depend on the lane."""
+    with _lent(crew, LANES[0]) as found:
+        found.open()
+        yield found
 
 
 @pytest.fixture

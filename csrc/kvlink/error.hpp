@@ -1,4 +1,5 @@
-// The two ways a thing can go wrong on purpose: Error is thrown on the control path, Failure is recorded on the data path.
+// The two ways a thing can go wrong on purpose: Error is thrown on the control path, Failure is recorded on the data
+// path.
 #pragma once
 
 #include <cstdint>

@@ -81,7 +81,7 @@ class Pool:
             if memory == "kvlink"
             else mmap.mmap(-1, geometry.pool_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         )
-        self.bytes: Bytes = np.frombuffer(self._owner, dtype=np.uint8)
+        self.bytes: Bytes = np.frombuffer(memoryview(self._owner), dtype=np.uint8)
         self.bytes[:] = _UNTOUCHED  # every page is there before anything is timed
 
     def cache(self) -> kvlink.KVCache:
@@ -143,4 +143,5 @@ def expected_words(geometry: Geometry, *, part: int, blocks: Table, seed: int) -
 
 def _pattern(index: Words, seed: int) -> Words:
     """Mix a word's place with the seed. An odd factor keeps places apart; it wraps, as it should."""
-    return (index + (np.uint64(seed) << np.uint64(40))) * np.uint64(0x9E3779B97F4A7C15)
+    mixed: Words = (index + (np.uint64(seed) << np.uint64(40))) * np.uint64(0x9E3779B97F4A7C15)
+    return mixed

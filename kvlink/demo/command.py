@@ -44,10 +44,6 @@ def demo(
     Each request is handed over twice, on LANE and on a lane of UCX. Exits with 0 if every answer
     has the tokens of the reference, with 3 if only that comparison failed, and with 1 on any other error.
     """
-    if lane not in _LANES:
-        raise ConfigError(f"--lane {lane!r} is none of {', '.join(_LANES)}")
-    if corrupt and max_new_tokens < 2:
-        raise ConfigError("--corrupt needs --max-new-tokens 2 or more: the first token comes from the prefill")
     try:
         options = _options(
             prompts=_prompts(prompt, file, requests),
@@ -77,6 +73,10 @@ def _options(
     from kvlink.demo.run import DemoOptions
     from kvlink.demo.weights import find_gguf, require_packages
 
+    if lane not in _LANES:
+        raise ConfigError(f"--lane {lane!r} is none of {', '.join(_LANES)}")
+    if corrupt and max_new_tokens < 2:
+        raise ConfigError("--corrupt needs --max-new-tokens 2 or more: the first token comes from the prefill")
     require_packages("torch", "transformers", "safetensors")
     if model is None:
         require_packages("gguf", "accelerate")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
 
 import kvlink
 from kvlink.demo import messages as m
+from kvlink.demo.channel import Channel
 from kvlink.demo.model import LanguageModel, TextStream
 from kvlink.engines.base import FirstToken, blocks_for
 from kvlink.engines.transformers import PagedPool, TransformersEngine
@@ -17,11 +17,9 @@ __all__ = ["DecodeWorker", "run_decode"]
 _PULL_S = 30.0
 
 
-def run_decode(
-    name: str, language_model: LanguageModel, messages: Iterator[m.ToWorker], send: Callable[[m.FromWorker], None]
-) -> None:
+def run_decode(name: str, language_model: LanguageModel, channel: Channel) -> None:
     """Make the pool and the node when told to, then pull and decode."""
-    for message in messages:
+    for message in channel:
         if isinstance(message, m.OpenPool):
             # Blocks are taken in another order than on the prefill side: only the block tables pair them.
             engine = TransformersEngine(
@@ -31,8 +29,8 @@ def run_decode(
                 shuffle_seed=len(name),
             )
             with kvlink.Node(engine.cache, name=name) as node:
-                send(m.Ready())
-                DecodeWorker(engine, node, language_model, send=send).serve(messages)
+                channel.send(m.Ready())
+                DecodeWorker(engine, node, language_model, channel=channel).serve()
 
 
 class DecodeWorker:
@@ -44,16 +42,16 @@ class DecodeWorker:
         node: kvlink.Node,
         language_model: LanguageModel,
         *,
-        send: Callable[[m.FromWorker], None],
+        channel: Channel,
     ) -> None:
         self._engine = engine
         self._node = node
         self._language_model = language_model
-        self._send = send
+        self._channel = channel
 
-    def serve(self, messages: Iterator[m.ToWorker]) -> None:
+    def serve(self) -> None:
         """Do what the parent asks until it closes the pipe."""
-        for message in messages:
+        for message in self._channel:
             if isinstance(message, m.Decode):
                 self._serve_request(message)
 
@@ -68,7 +66,7 @@ class DecodeWorker:
         if message.corrupt:
             corrupted = blocks[0]
             corrupt_block(self._engine.pool, corrupted)
-        self._send(
+        self._channel.send(
             m.Pulled(
                 message.handoff,
                 lane=pull.lane,
@@ -115,8 +113,8 @@ class DecodeWorker:
         ):
             tokens.append(token)
             times.append(time.perf_counter())
-            self._send(m.Token(message.handoff, token=token, text=stream.add(token)))
-        self._send(
+            self._channel.send(m.Token(message.handoff, token=token, text=stream.add(token)))
+        self._channel.send(
             m.Decoded(
                 message.handoff,
                 tokens=tokens,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import kvlink
 from kvlink.demo import messages as m
+from kvlink.demo.channel import Channel
 from kvlink.demo.model import LanguageModel
 from kvlink.engines.base import FirstToken, Prefilled, PrefillEngine
 from kvlink.errors import DeadlineExceeded
@@ -19,13 +20,11 @@ __all__ = ["PrefillWorker", "run_prefill"]
 _LEASE_S = 150.0
 
 
-def run_prefill(
-    name: str, language_model: LanguageModel, messages: Iterator[m.ToWorker], send: Callable[[m.FromWorker], None]
-) -> None:
+def run_prefill(name: str, language_model: LanguageModel, channel: Channel) -> None:
     """Count tokens, make the pool and the node when told to, then prefill and hand over."""
-    for message in messages:
+    for message in channel:
         if isinstance(message, m.CountTokens):
-            send(m.Counted([len(language_model.encode(prompt)) for prompt in message.prompts]))
+            channel.send(m.Counted([len(language_model.encode(prompt)) for prompt in message.prompts]))
         elif isinstance(message, m.OpenPool):
             from kvlink.engines.transformers import TransformersEngine
 
@@ -34,10 +33,10 @@ def run_prefill(
             )
             with kvlink.Node(engine.cache, name=name) as node:
                 worker = PrefillWorker(
-                    engine, node, decode_blocks=message.decode_blocks, encode=language_model.encode, send=send
+                    engine, node, decode_blocks=message.decode_blocks, encode=language_model.encode, channel=channel
                 )
-                send(m.Ready())
-                worker.serve(messages)
+                channel.send(m.Ready())
+                worker.serve()
 
 
 class PrefillWorker:
@@ -54,12 +53,12 @@ class PrefillWorker:
         *,
         decode_blocks: dict[str, int],
         encode: Callable[[str], Sequence[int]],
-        send: Callable[[m.FromWorker], None],
+        channel: Channel,
     ) -> None:
         self._engine = engine
         self._node = node
         self._encode = encode
-        self._send = send
+        self._channel = channel
         self._scheduler = kvlink.Scheduler(
             node,
             workers=[
@@ -73,15 +72,15 @@ class PrefillWorker:
         self._under_way = m.HandoffName(request=0, round=0)
         self._started_s = 0.0
 
-    def serve(self, messages: Iterator[m.ToWorker]) -> None:
+    def serve(self) -> None:
         """Do what the parent asks until it closes the pipe."""
-        threading.Thread(target=self._read, args=(messages,), name="read-parent", daemon=True).start()
+        threading.Thread(target=self._read, name="read-parent", daemon=True).start()
         while (message := self._requests.get()) is not None:
             self._serve_request(message)
 
-    def _read(self, messages: Iterator[m.ToWorker]) -> None:
+    def _read(self) -> None:
         """Take messages while the other thread computes. An answer that is complete makes room at once."""
-        for message in messages:
+        for message in self._channel:
             if isinstance(message, m.Prefill):
                 self._requests.put(message)
             elif isinstance(message, m.Answered):
@@ -96,11 +95,11 @@ class PrefillWorker:
         start = time.monotonic()
         prefilled = self._engine.prefill(token_ids)
         prefill_s = time.monotonic() - start
-        self._send(m.Prefilled(message.request, prompt_tokens=prefilled.num_tokens, prefill_s=prefill_s))
+        self._channel.send(m.Prefilled(message.request, prompt_tokens=prefilled.num_tokens, prefill_s=prefill_s))
         for round_index in range(message.handoffs):
             self._hand_off(m.HandoffName(message.request, round_index), prefilled, message.max_new_tokens)
         self._engine.release(prefilled.blocks)
-        self._send(m.Released(message.request))
+        self._channel.send(m.Released(message.request))
 
     def _hand_off(self, handoff: m.HandoffName, prefilled: Prefilled, max_new_tokens: int) -> None:
         """Place the request, hand it over, and wait for the answer, so that no handoff waits for the one before."""
@@ -127,7 +126,7 @@ class PrefillWorker:
     def _sender_to(self, decode_worker: str) -> Callable[[dict[str, object]], None]:
         def send_ticket(ticket: dict[str, object]) -> None:
             now_s = time.monotonic()
-            self._send(
+            self._channel.send(
                 m.Offered(
                     self._under_way,
                     decode_worker=decode_worker,

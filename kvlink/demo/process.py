@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import os
 import queue
-import subprocess
-import sys
 import tempfile
 import threading
 from contextlib import suppress
-from typing import IO
 
 import msgspec
 
 from kvlink.demo.messages import Failed, FromWorker, Start, ToWorker
+from kvlink.demo.seed import Seed
 from kvlink.errors import DeadlineExceeded, KvlinkError, PeerLost, error_class
 
 __all__ = ["Inbox", "WorkerProcess"]
 
 _QUIT_S = 5.0
-# A worker finds its modules where the parent does, whatever directory both were started in.
-_BOOT = "import sys; sys.path[:] = {path!r}; from kvlink.demo.worker import main; main()"
 
 
 class Inbox:
@@ -49,7 +45,7 @@ class Inbox:
         while message is None and worker.is_closed:
             worker, message = self._next(timeout_s)
         if message is None:
-            raise PeerLost(f"run {worker.name}: the process ended with exit code {worker.wait()}{worker.last_words()}")
+            raise PeerLost(f"run {worker.name}: the process has ended{worker.last_words()}")
         if isinstance(message, Failed):
             raise _failure(worker, message)
         return worker, message
@@ -71,43 +67,27 @@ def _failure(worker: WorkerProcess, message: Failed) -> KvlinkError:
 class WorkerProcess:
     """One worker. Messages from it go to `inbox`; what it prints is kept for the case that it fails."""
 
-    def __init__(self, start: Start, inbox: Inbox) -> None:
+    def __init__(self, start: Start, inbox: Inbox, seed: Seed) -> None:
         self.name = start.name
         self.is_closed = False
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _BOOT.format(path=sys.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._printed,
-            env=_environment(start.threads),
-        )
+        stdin, to_worker = os.pipe()
+        from_worker, stdout = os.pipe()
+        self._input = os.fdopen(to_worker, "wb", buffering=0)
+        self._output = os.fdopen(from_worker, "rb")
+        seed.fork(stdin=stdin, stdout=stdout, stderr=self._printed.fileno())
+        os.close(stdin)
+        os.close(stdout)
         self._thread = threading.Thread(target=self._read, args=(inbox,), name=f"read-{self.name}", daemon=True)
         self._thread.start()
         self.send(start)
 
     def send(self, message: ToWorker) -> None:
-        """Send one message.
-
-        Raises
-        ------
-        PeerLost
-            If the worker has ended.
-        """
-        try:
-            stdin = _pipe(self._process.stdin)
-            stdin.write(msgspec.json.encode(message) + b"\n")
-            stdin.flush()
-        except BrokenPipeError:
-            raise PeerLost(f"send to {self.name}: the process has ended{self.last_words()}") from None
-
-    def wait(self) -> int:
-        """Return the exit code of a worker whose pipe has ended; kill it if it stays."""
-        try:
-            return self._process.wait(timeout=_QUIT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            return self._process.wait()
+        """Send one message. To a worker that has ended it is lost: the inbox says that it has."""
+        line = memoryview(msgspec.json.encode(message) + b"\n")
+        with suppress(BrokenPipeError):
+            while line:
+                line = line[self._input.write(line) or 0 :]
 
     def last_words(self) -> str:
         """Return the end of what the worker printed, on lines of its own, or nothing."""
@@ -117,46 +97,23 @@ class WorkerProcess:
 
     def close_input(self) -> None:
         """Tell the worker to leave, and do not wait for it; ``close`` is still to be called."""
-        with suppress(BrokenPipeError):
-            _pipe(self._process.stdin).close()
+        self._input.close()
 
     def close(self) -> None:
-        """End the worker: it leaves when its input ends, and is killed if it does not."""
+        """End the worker: it leaves when its input ends. One that stays is killed with the seed."""
         if self.is_closed:
             return
         self.is_closed = True
         self.close_input()
-        self.wait()
         self._thread.join(timeout=_QUIT_S)
-        _pipe(self._process.stdout).close()
+        if not self._thread.is_alive():
+            self._output.close()
         self._printed.close()
-
-    def kill(self) -> None:
-        """End the worker at once; ``close`` is still to be called."""
-        self._process.kill()
 
     def _read(self, inbox: Inbox) -> None:
         decoder: msgspec.json.Decoder[FromWorker] = msgspec.json.Decoder(FromWorker)
         # A line cut off by a crash ends the stream like the end of the pipe does.
         with suppress(msgspec.DecodeError):
-            for line in _pipe(self._process.stdout):
+            for line in self._output:
                 inbox.put(self, decoder.decode(line))
         inbox.put(self, None)
-
-
-def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
-    assert stream is not None, "made with PIPE"
-    return stream
-
-
-def _environment(threads: int) -> dict[str, str]:
-    """Return the environment of a worker: no network, a fixed number of threads, no progress bars."""
-    return {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "TRANSFORMERS_VERBOSITY": "error",
-        "TOKENIZERS_PARALLELISM": "false",
-        "OMP_NUM_THREADS": str(threads),
-        "MKL_NUM_THREADS": str(threads),
-    }

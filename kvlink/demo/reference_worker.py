@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
 
-from kvlink.demo.messages import Answer, FromWorker, Generate, ToWorker
+from kvlink.demo.channel import Channel
+from kvlink.demo.messages import Answer, Generate
 from kvlink.demo.model import LanguageModel
 
 __all__ = ["run_reference"]
 
 
-def run_reference(
-    language_model: LanguageModel, messages: Iterator[ToWorker], send: Callable[[FromWorker], None]
-) -> None:
+def run_reference(language_model: LanguageModel, channel: Channel) -> None:
     """Answer each ``Generate``."""
-    for message in messages:
+    for message in channel:
         if isinstance(message, Generate):
-            send(_generate(language_model, message))
+            channel.send(_generate(language_model, message))
 
 
 def _generate(language_model: LanguageModel, message: Generate) -> Answer:

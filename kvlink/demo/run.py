@@ -11,11 +11,12 @@ from kvlink.demo import messages as m
 from kvlink.demo.display import Display
 from kvlink.demo.process import Inbox, WorkerProcess
 from kvlink.demo.rows import Row, make_row
+from kvlink.demo.seed import Seed
 from kvlink.demo.weights import find_model
 from kvlink.engines.base import blocks_for
 from kvlink.errors import ConfigError
 
-__all__ = ["DemoOptions", "DemoRun"]
+__all__ = ["DemoOptions", "DemoRun", "check_length"]
 
 _BLOCK_TOKENS = 16
 # Requests of one prefill worker that a decode worker keeps room for: one to decode, one to pull.
@@ -69,6 +70,7 @@ class DemoRun:
         self._options = options
         self._display = display
         self._inbox = Inbox()
+        self._seed = Seed(threads=options.threads)
         self._processes: list[WorkerProcess] = []
         self._prefill: dict[str, _PrefillWorker] = {}
         self._decode: dict[str, WorkerProcess] = {}
@@ -84,13 +86,13 @@ class DemoRun:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None:
+        with self._seed:
+            if kind is not None:
+                self._seed.kill()
             for process in self._processes:
-                process.kill()
-        for process in self._processes:
-            process.close_input()  # All at once, so that they leave at the same time.
-        for process in self._processes:
-            process.close()
+                process.close_input()  # All at once, so that they leave at the same time.
+            for process in self._processes:
+                process.close()
 
     def run(self) -> list[Row]:
         """Run it all and return a row for each handoff.
@@ -137,7 +139,7 @@ class DemoRun:
 
     def _start(self, role: str, name: str, model: Path) -> WorkerProcess:
         start = m.Start(role=role, name=name, model=str(model), threads=self._options.threads)
-        process = WorkerProcess(start, self._inbox)
+        process = WorkerProcess(start, self._inbox, self._seed)
         self._processes.append(process)
         self._display.stage(name, "starting")
         return process
@@ -191,13 +193,12 @@ class DemoRun:
 
     def _open_pools(self, prompt_tokens: int) -> None:
         """Let every worker make a pool: for one request to prefill, for the schedulers' shares to decode."""
-        total = prompt_tokens + self._options.max_new_tokens
-        if total > self._max_positions:
-            raise ConfigError(
-                f"run the demo: a prompt of {prompt_tokens} tokens and {self._options.max_new_tokens} new ones "
-                f"are more than the {self._max_positions} that the model takes; shorten one of them"
-            )
-        needed = blocks_for(total, block_tokens=_BLOCK_TOKENS)
+        check_length(
+            prompt_tokens=prompt_tokens,
+            max_new_tokens=self._options.max_new_tokens,
+            max_positions=self._max_positions,
+        )
+        needed = blocks_for(prompt_tokens + self._options.max_new_tokens, block_tokens=_BLOCK_TOKENS)
         share = _REQUESTS_PER_DECODE_WORKER * needed
         shares = dict.fromkeys(self._decode, share)
         for worker in self._prefill.values():
@@ -253,3 +254,18 @@ class DemoRun:
         self._rows.append(row)
         self._display.decoded(row, is_first=handoff.round == 0)
         self._prefill[request.prefill_worker].process.send(m.Answered(handoff))
+
+
+def check_length(*, prompt_tokens: int, max_new_tokens: int, max_positions: int) -> None:
+    """Check that the model can take the longest request.
+
+    Raises
+    ------
+    ConfigError
+        If prompt and answer together are longer than the model was made for.
+    """
+    if prompt_tokens + max_new_tokens > max_positions:
+        raise ConfigError(
+            f"run the demo: a prompt of {prompt_tokens} tokens and {max_new_tokens} new ones are more than the "
+            f"{max_positions} that the model takes; shorten one of them"
+        )

@@ -3,78 +3,57 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-import msgspec
-
+from kvlink.demo.channel import Channel
 from kvlink.demo.decode_worker import run_decode
-from kvlink.demo.messages import Converted, Failed, FromWorker, Loaded, Stage, Start, ToWorker
+from kvlink.demo.messages import Converted, Failed, Loaded, Stage, Start
 from kvlink.demo.model import LanguageModel
 from kvlink.demo.prefill_worker import run_prefill
 from kvlink.demo.reference_worker import run_reference
 from kvlink.demo.weights import convert, find_model
 
-__all__ = ["Channel", "main"]
+__all__ = ["main"]
 
 
-class Channel:
-    """The worker's end of its two pipes.
-
-    Whatever else prints to standard output goes to standard error from here on: the pipe
-    carries messages only.
-    """
-
-    def __init__(self) -> None:
-        self._input = os.fdopen(os.dup(0), "rb")
-        self._output = os.fdopen(os.dup(1), "wb", buffering=0)
-        os.dup2(2, 1)
-        self._decoder: msgspec.json.Decoder[ToWorker] = msgspec.json.Decoder(ToWorker)
-
-    def __iter__(self) -> Iterator[ToWorker]:
-        """Yield messages until the parent closes the pipe or is gone."""
-        for line in self._input:
-            yield self._decoder.decode(line)
-
-    def send(self, message: FromWorker) -> None:
-        """Send one message to the parent."""
-        self._output.write(msgspec.json.encode(message) + b"\n")
-
-
-def main() -> None:
-    """Run one worker until its input ends. An error is sent to the parent and ends the process with 1."""
+def main() -> int:
+    """Run one worker until its input ends, and return its exit code. An error is printed and sent to the parent."""
     channel = Channel()
     try:
-        messages = iter(channel)
-        start = next(messages, None)
+        start = next(iter(channel), None)
         if isinstance(start, Start):
-            _ROLES[start.role](start, messages, channel.send)
+            _ROLES[start.role](start, channel)
     except BrokenPipeError:
-        sys.exit(1)  # The parent is gone, and so is the reader of any report.
-    except Exception as error:
-        channel.send(Failed(error=type(error).__name__, message=str(error)))
-        raise
+        return 1  # The parent is gone, and so is the reader of any report.
+    except Exception as error:  # noqa: BLE001 - the top of the process
+        traceback.print_exc()
+        with suppress(BrokenPipeError):
+            channel.send(Failed(error=type(error).__name__, message=str(error)))
+        return 1
+    return 0
 
 
-def _convert(start: Start, messages: Iterator[ToWorker], send: Callable[[FromWorker], None]) -> None:
-    send(Stage(f"converting {Path(start.model).name}, once"))
+def _convert(start: Start, channel: Channel) -> None:
     gguf = Path(start.model)
+    channel.send(Stage(f"converting {gguf.name}, once"))
     directory, _ = find_model(gguf)
     convert(gguf, directory)
-    send(Converted())
+    channel.send(Converted())
 
 
-def _load(start: Start, send: Callable[[FromWorker], None]) -> LanguageModel:
-    send(Stage("loading the model"))
+def _load(start: Start, channel: Channel) -> LanguageModel:
+    channel.send(Stage("loading the model"))
     language_model = LanguageModel.load(Path(start.model), threads=start.threads)
-    send(Loaded(pid=os.getpid(), max_positions=language_model.max_positions))
+    channel.send(Loaded(pid=os.getpid(), max_positions=language_model.max_positions))
     return language_model
 
 
-_ROLES: dict[str, Callable[[Start, Iterator[ToWorker], Callable[[FromWorker], None]], None]] = {
+_ROLES: dict[str, Callable[[Start, Channel], None]] = {
     "convert": _convert,
-    "reference": lambda start, messages, send: run_reference(_load(start, send), messages, send),
-    "prefill": lambda start, messages, send: run_prefill(start.name, _load(start, send), messages, send),
-    "decode": lambda start, messages, send: run_decode(start.name, _load(start, send), messages, send),
+    "reference": lambda start, channel: run_reference(_load(start, channel), channel),
+    "prefill": lambda start, channel: run_prefill(start.name, _load(start, channel), channel),
+    "decode": lambda start, channel: run_decode(start.name, _load(start, channel), channel),
 }

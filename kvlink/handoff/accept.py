@@ -82,6 +82,10 @@ class Acceptor:
         self._warned = False
         self._closing = False
         self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ, (listener, self._answer))
+        self._selector.register(pools.listener, selectors.EVENT_READ, (pools.listener, self._serve_pools))
+        self._selector.register(self._wake_receiver, selectors.EVENT_READ, None)
         self._thread = threading.Thread(target=self._listen, name="kvlink-accept", daemon=True)
         self._thread.start()
 
@@ -107,19 +111,15 @@ class Acceptor:
 
     def close_sockets(self) -> None:
         """Close what this object listens on; all that a forked child may do."""
-        for one in (self._listener, self._wake_receiver, self._wake_sender):
+        for one in (self._selector, self._listener, self._wake_receiver, self._wake_sender):
             one.close()
         self._pools.close()
 
     def _listen(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._listener, selectors.EVENT_READ, (self._listener, self._answer))
-            selector.register(self._pools.listener, selectors.EVENT_READ, (self._pools.listener, self._serve_pools))
-            selector.register(self._wake_receiver, selectors.EVENT_READ, None)
-            while not self._closing:
-                for key, _ in selector.select(timeout=_LOOK_AGAIN_S):
-                    if key.data is not None:
-                        self._accept_one(*key.data)
+        while not self._closing:
+            for key, _ in self._selector.select(timeout=_LOOK_AGAIN_S):
+                if key.data is not None:
+                    self._accept_one(*key.data)
 
     def _accept_one(self, listener: socket.socket, serve: Callable[[_Pending], str]) -> None:
         try:

@@ -107,6 +107,8 @@ def _bound(family: socket.AddressFamily, place: SocketAddress, text: str) -> soc
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        # Accepted connections inherit it: a control message must not wait for the one before it.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind(place)
         listener.listen(_BACKLOG)
         listener.setblocking(False)

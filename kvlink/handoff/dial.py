@@ -116,7 +116,7 @@ class Dialer:
             peer = self._peers.get(epoch)
             if peer is None or peer in self._connecting:
                 return
-        if not any(each["peer"] == peer and each["state"] != "lost" for each in self._engine.peers()):
+        if self._engine.is_peer_lost(peer):
             self.forget(epoch, peer)
 
     def drop(self, name: str) -> None:

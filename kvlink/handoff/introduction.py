@@ -57,14 +57,15 @@ class Introduction:
         )
 
     def as_source(self, *, same_host: bool, pools: PoolSocket, token_valid_s: float) -> wire.IntroduceSource:
-        """Return what the acceptor tells. Addresses of its memory go no further than its host and its keys."""
+        """Return what the acceptor tells. Where its memory lies, it tells only who can read it by address."""
+        by_address = same_host or any(self.keys)
         return wire.IntroduceSource(
             epoch=self.epoch,
             name=self.name,
             host_id=host_id(),
             ucx_address=self.ucx_address,
             layout=self.packed_layout,
-            region_addresses=list(self.region_addresses),
+            region_addresses=list(self.region_addresses) if by_address else [0] * len(self.region_addresses),
             keys=list(self.keys),
             mappable=list(self.mappable) if same_host else [False] * len(self.mappable),
             pool_socket=pools.name if same_host else b"",

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kvlink.errors import FailedRange
 from kvlink.handoff.block_tables import BlockTable
+
+if TYPE_CHECKING:
+    from kvlink._native import Template
 
 __all__ = ["NativeEngine", "NativeHandoff"]
 
@@ -97,14 +100,43 @@ class NativeEngine(Protocol):
     def expect_peer(self, *, address: str) -> int:
         """Return the slot of a peer that will be connected; pulls may be queued on it at once."""
 
-    def attach_source(self, peer: int, **facts: Any) -> object:
+    def attach_source(
+        self,
+        peer: int,
+        *,
+        fd: int,
+        epoch: bytes,
+        name: str,
+        template: Template,
+        region_bytes: list[int],
+        region_addresses: list[int],
+        region_fds: list[int],
+        pid: int,
+        keys: list[bytes],
+        ucx_address: bytes,
+        same_host: bool,
+        lanes: list[str],
+    ) -> list[str]:
         """Connect an expected peer. Takes all descriptors over, also when it raises."""
 
-    def attach_claimant(self, **facts: Any) -> int:
+    def attach_claimant(
+        self,
+        *,
+        fd: int,
+        epoch: bytes,
+        name: str,
+        address: str,
+        template: Template,
+        ucx_address: bytes,
+        same_host: bool,
+    ) -> int:
         """Connect a peer that dialed. Takes its descriptor over, also when it raises."""
 
     def fail_peer(self, peer: int, *, code: str, message: str) -> None:
         """End a connection, or an attempt at one; what lives on it fails so."""
+
+    def is_peer_lost(self, peer: int) -> bool:
+        """Return whether the connection, or the attempt at one, is over. Cheap."""
 
     def peers(self) -> list[dict[str, Any]]:
         """Return how each peer stands."""
@@ -116,16 +148,22 @@ class NativeEngine(Protocol):
         """Return what was counted."""
 
     def offer(
-        self, *, blocks: list[BlockTable], num_tokens: int, ttl_ms: int, readers: int, payload: bytes, label: str
+        self,
+        *,
+        blocks: list[BlockTable],
+        num_tokens: int,
+        ttl_ms: int,
+        readers: int,
+        payload: bytes,
+        label: str,
+        minted: tuple[bytes, int] | None = None,
     ) -> NativeHandoff:
         """Offer blocks."""
 
     def pull(
         self,
-        peer: int,
+        sources: list[tuple[int, bytes, int]],
         *,
-        epoch: bytes,
-        sequence: int,
         blocks: list[BlockTable],
         num_tokens: int,
         skip_tokens: int,
@@ -133,4 +171,4 @@ class NativeEngine(Protocol):
         lane: str,
         label: str,
     ) -> NativeHandoff:
-        """Read an offer's blocks."""
+        """Read an offer's blocks from its sources, each a peer and the epoch and sequence of the ticket."""

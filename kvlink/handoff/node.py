@@ -46,7 +46,7 @@ class Node:
         ``host:port`` to accept connections at; port 0 takes any free one.
     secret
         What all nodes of a fleet share, or two of them during a rotation. Without one a node
-        listens on loopback only.
+        listens on loopback only, and any process of this host may pull what its tickets name.
     advertise
         Host, or ``host:port``, that tickets name instead of what `listen` says.
     limits
@@ -238,9 +238,7 @@ class Node:
             address=source.address, name=source.name, epoch=source.epoch_bytes, deadline_s=deadline_s
         )
         handoff = running.engine.pull(
-            peer,
-            epoch=source.epoch_bytes,
-            sequence=source.sequence,
+            [(peer, source.epoch_bytes, source.sequence)],
             blocks=tables,
             num_tokens=source.num_tokens,
             skip_tokens=skip_tokens,

@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -167,7 +167,7 @@ def start_engine(cache: KVCache, epoch: bytes, settings: NodeSettings, *, listen
     from kvlink import _native
 
     layout = cache.layout
-    engine: NativeEngine = _native.Engine(
+    engine = _native.Engine(
         epoch=epoch,
         groups=[(group.name, group.num_blocks, group.block_tokens) for group in layout.groups],
         regions=[(region.address, region.nbytes) for region in cache.regions],
@@ -175,4 +175,4 @@ def start_engine(cache: KVCache, epoch: bytes, settings: NodeSettings, *, listen
         copy_threads=settings.copy_threads,
         max_handoffs=settings.limits.max_handoffs,
     )
-    return engine
+    return cast("NativeEngine", engine)  # the generated stub says `object` where this says more

@@ -13,13 +13,13 @@
 namespace kvlink::test {
 
 /// Ends the program at the first thing that is not as it should be.
-#define CHECK(condition)                                                              \
-  do {                                                                                \
-    if (!(condition)) {                                                               \
+#define CHECK(condition)                                                                 \
+  do {                                                                                   \
+    if (!(condition)) {                                                                  \
       std::fprintf(stderr, "%s:%d: CHECK(%s) failed\n", __FILE__, __LINE__, #condition); \
-      std::fflush(stderr);                                                            \
-      std::_Exit(1);                                                                  \
-    }                                                                                 \
+      std::fflush(stderr);                                                               \
+      std::_Exit(1);                                                                     \
+    }                                                                                    \
   } while (false)
 
 /// The code that `call` throws; ends the program if it throws nothing.

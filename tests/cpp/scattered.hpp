@@ -24,8 +24,12 @@ struct Scattered {
   [[nodiscard]] std::shared_ptr<const plan::Plan> plan(std::uint64_t seed) const {
     plan::Op op;
     op.dims = static_cast<std::uint32_t>(block_bytes);
-    op.source = {.region = 0, .offset = 0, .block_stride = block_bytes, .token_stride = block_bytes,
-                 .head_stride = block_bytes, .dim_stride = 1};
+    op.source = {.region = 0,
+                 .offset = 0,
+                 .block_stride = block_bytes,
+                 .token_stride = block_bytes,
+                 .head_stride = block_bytes,
+                 .dim_stride = 1};
     op.target = op.source;
     plan::GroupGeometry group;
     group.name = "full";
@@ -63,10 +67,9 @@ inline void copy_by_the_book(const plan::Plan& plan, const std::byte* source, st
   plan.visit(0, plan.total_bytes(), [&](const plan::StridedCopy& copy) {
     for (std::uint64_t outer = 0; outer < copy.outer; ++outer) {
       for (std::uint64_t inner = 0; inner < copy.inner; ++inner) {
-        std::memcpy(
-            target + copy.target_offset + outer * copy.target_outer_stride + inner * copy.target_inner_stride,
-            source + copy.source_offset + outer * copy.source_outer_stride + inner * copy.source_inner_stride,
-            copy.run_bytes);
+        std::memcpy(target + copy.target_offset + outer * copy.target_outer_stride + inner * copy.target_inner_stride,
+                    source + copy.source_offset + outer * copy.source_outer_stride + inner * copy.source_inner_stride,
+                    copy.run_bytes);
       }
     }
   });

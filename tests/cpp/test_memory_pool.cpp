@@ -21,7 +21,9 @@ using namespace kvlink::transport;
 
 constexpr std::uint64_t kBytes = 3 * 4096 + 100;
 
-std::uintptr_t address(const std::byte* at) { return reinterpret_cast<std::uintptr_t>(at); }
+std::uintptr_t address(const std::byte* at) {
+  return reinterpret_cast<std::uintptr_t>(at);
+}
 
 int open_descriptors() {
   int count = 0;

@@ -148,8 +148,8 @@ void mapped_moves_every_byte_and_no_other() {
 }
 
 void vectored_moves_every_byte_and_no_other() {
-  for (const test::Scattered& scattered : {test::Scattered{4096, 3000, 2000}, test::Scattered{100, 5000, 4000},
-                                           test::Scattered{3'000'001, 4, 3}}) {
+  for (const test::Scattered& scattered :
+       {test::Scattered{4096, 3000, 2000}, test::Scattered{100, 5000, 4000}, test::Scattered{3'000'001, 4, 3}}) {
     Copying copying(scattered);
     const Child child(copying.pool_->base(), copying.bytes_, copying.bytes_);
     auto transfer = copying.vectored(child.open());

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.markers import LANES
 from helpers.patterns import Geometry, Placement, Request
 from helpers.processes import Pair
 
@@ -97,14 +96,6 @@ def test_blocks_that_share_bytes_are_refused() -> None:
 def test_an_object_without_memory_is_refused(value: Any) -> None:
     with pytest.raises((errors.UnsupportedMemory, errors.InvalidArgument)):
         kvlink.KVCache.from_tensors({"layers.0": value}, axes=AXES, block_tokens=4)
-
-
-@pytest.fixture
-def opened(crew: Any) -> Any:
-    found = Pair(crew.member(LANES[0], "source"), crew.member(LANES[0], "target"), LANES[0])
-    found.open()
-    yield found
-    found.shut()
 
 
 @pytest.mark.parametrize(

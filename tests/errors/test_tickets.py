@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from helpers.markers import LANES
 from helpers.patterns import Request
 from helpers.processes import Pair
 
@@ -17,14 +16,6 @@ from kvlink import errors
 from kvlink.testing import Worker
 
 REQUEST = Request(source_blocks=(6, 1, 4), target_blocks=(0, 7, 3), num_tokens=11)
-
-
-@pytest.fixture
-def opened(crew: Any) -> Iterator[Pair]:
-    found = Pair(crew.member(LANES[0], "source"), crew.member(LANES[0], "target"), LANES[0])
-    found.open()
-    yield found
-    found.shut()
 
 
 def refuse(pair: Pair, ticket: Any, *kinds: type[Exception], timeout_s: float = 10.0) -> Exception:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from helpers.markers import LANES
 from helpers.patterns import Request
 from helpers.processes import Pair
 
@@ -19,14 +18,6 @@ from kvlink.testing import Worker
 
 REQUEST = Request(source_blocks=(6, 1, 4), target_blocks=(0, 7, 3), num_tokens=11)
 DEADLINE_S = 1.0
-
-
-@pytest.fixture
-def opened(crew: Any) -> Iterator[Pair]:
-    found = Pair(crew.member(LANES[0], "source"), crew.member(LANES[0], "target"), LANES[0])
-    found.open()
-    yield found
-    found.shut()
 
 
 @pytest.fixture
@@ -73,7 +64,7 @@ def refuse(pair: Pair, ticket: dict[str, Any], *kinds: type[Exception]) -> None:
     said = pair.target.call("wait_released", pulled, timeout_s=1)
     assert said.error in [kind.__name__ for kind in kinds]  # the handoff's own outcome, not only the wait's
     assert not any(pair.target.call("holds").values())
-    pair.verify()
+    pair.verify_target()
 
 
 def test_a_peer_that_accepts_and_never_answers(opened: Pair, server: Any) -> None:

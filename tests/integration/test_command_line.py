@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,3 +100,18 @@ def test_the_doctor_says_why_ucx_is_missing(tmp_path):
     done = kvlink_command("doctor", KVLINK_UCX=str(tmp_path))
     assert done.returncode == 1
     assert "UcxUnavailable" in done.stdout
+
+
+def oldest_ucx() -> Path:
+    """The UCX whose headers kvlink is built against; `make install` keeps the library beside them."""
+    named = os.environ.get("KVLINK_UCX_INCLUDE")
+    return Path(named).parent if named else ROOT / ".venv/ucx-oldest/libucx"
+
+
+@pytest.mark.skipif(not (oldest_ucx() / "lib").is_dir(), reason="`make install` has not put the oldest UCX there")
+@pytest.mark.parametrize("env", [{}, {"UCX_TLS": "tcp"}], ids=["one host", "tcp"])
+def test_one_build_runs_on_the_oldest_supported_ucx_too(env):
+    rows = {row["check"]: row for row in report_of("doctor", KVLINK_UCX=str(oldest_ucx()), **env)["rows"]}
+    assert rows["UCX"]["detail"].startswith("1.14.1")
+    for lane in ("mapped", "vectored", "staged") if env else ("mapped", "vectored", "get", "staged"):
+        assert rows[f"lane {lane}"]["ok"], rows[f"lane {lane}"]["detail"]

@@ -14,7 +14,9 @@ from helpers.tiny_llama import save_model  # noqa: E402
 from kvlink.cli import app  # noqa: E402
 from kvlink.demo import messages, weights  # noqa: E402
 from kvlink.demo.process import Inbox, WorkerProcess  # noqa: E402
-from kvlink.errors import KvlinkError, PeerLost  # noqa: E402
+from kvlink.demo.run import check_length  # noqa: E402
+from kvlink.demo.seed import Seed  # noqa: E402
+from kvlink.errors import ConfigError, KvlinkError, PeerLost  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +26,11 @@ def model(tmp_path_factory):
 
 def run_demo(*arguments):
     return CliRunner().invoke(app, ["demo", *map(str, arguments)])
+
+
+def read_until_it_ends(inbox):
+    while True:
+        inbox.get(timeout_s=60)
 
 
 @pytest.fixture
@@ -79,11 +86,10 @@ def test_a_damaged_block_is_seen_by_the_comparison_alone(model):
     assert f"block {damaged['corrupted_block']} damaged: the first differing token is number 1" in result.stderr
 
 
-@pytest.mark.slow
-def test_a_prompt_that_the_model_cannot_take_ends_with_one(model):
-    result = run_demo("--model", model, "--prompt", "x" * 600)
-    assert result.exit_code == 1
-    assert "more than the 512 that the model takes" in result.output
+def test_a_prompt_that_the_model_cannot_take_is_refused():
+    check_length(prompt_tokens=500, max_new_tokens=12, max_positions=512)
+    with pytest.raises(ConfigError, match="a prompt of 501 tokens and 12 new ones are more than the 512"):
+        check_length(prompt_tokens=501, max_new_tokens=12, max_positions=512)
 
 
 @pytest.mark.parametrize(
@@ -126,24 +132,17 @@ def test_a_missing_package_is_named_with_the_way_to_install_it(monkeypatch, miss
     assert advice in result.output
 
 
-def test_a_worker_that_fails_is_reported_by_its_own_error(tmp_path):
+def test_a_worker_that_fails_and_one_that_is_killed_are_reported():
     inbox = Inbox()
-    worker = WorkerProcess(messages.Start("decode", name="decode-0", model=str(tmp_path), threads=1), inbox)
-    try:
-        with pytest.raises(KvlinkError, match="decode-0: "):
-            while True:
-                inbox.get(timeout_s=60)
-    finally:
-        worker.close()
-
-
-def test_a_worker_that_is_killed_is_reported_as_lost():
-    inbox = Inbox()
-    worker = WorkerProcess(messages.Start("reference", name="reference", model="none", threads=1), inbox)
-    worker.kill()
-    try:
-        with pytest.raises(PeerLost, match="run reference: the process ended with exit code -9"):
-            while True:
-                inbox.get(timeout_s=60)
-    finally:
-        worker.close()
+    with Seed(threads=1) as seed:
+        failing = WorkerProcess(
+            messages.Start("decode", name="decode-0", model="no/such/model", threads=1), inbox, seed
+        )
+        with pytest.raises(KvlinkError, match="decode-0: .*no/such/model"):
+            read_until_it_ends(inbox)
+        failing.close()
+        waiting = WorkerProcess(messages.Start("reference", name="reference", model="none", threads=1), inbox, seed)
+        seed.kill()
+        with pytest.raises(PeerLost, match="run reference: the process has ended"):
+            read_until_it_ends(inbox)
+        waiting.close()

@@ -150,6 +150,9 @@ class FakeEngine:
             pull.settle(code, message)
         self.failed.set()
 
+    def is_peer_lost(self, peer: int) -> bool:
+        return self.states[peer] == "lost"
+
     def peers(self) -> list[dict[str, Any]]:
         return [
             {
@@ -169,8 +172,11 @@ class FakeEngine:
         self.offers[sequence] = offered
         return offered
 
-    def pull(self, peer: int, *, epoch: bytes, sequence: int, label: str, deadline_ms: int, **_: Any) -> FakeHandoff:
+    def pull(
+        self, sources: list[tuple[int, bytes, int]], *, label: str, deadline_ms: int, **_: Any
+    ) -> FakeHandoff:
         self._check()
+        ((peer, epoch, sequence),) = sources
         pull = FakeHandoff(self, kind="pull", epoch=epoch, sequence=sequence, label=label, payload=b"")
         self.pulls.append(pull)
         with self._lock:

@@ -19,9 +19,13 @@ constexpr std::size_t kOutboxLimit = 64U << 20U;
 
 }  // namespace
 
-Channel::Channel(int fd) noexcept : fd_(fd) { ::fcntl(fd_, F_SETFL, ::fcntl(fd_, F_GETFL) | O_NONBLOCK); }
+Channel::Channel(int fd) noexcept : fd_(fd) {
+  ::fcntl(fd_, F_SETFL, ::fcntl(fd_, F_GETFL) | O_NONBLOCK);
+}
 
-Channel::~Channel() { ::close(fd_); }
+Channel::~Channel() {
+  ::close(fd_);
+}
 
 bool Channel::flush() noexcept {
   while (sent_ < outbox_.size()) {

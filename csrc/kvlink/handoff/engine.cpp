@@ -1,31 +1,20 @@
 #include "kvlink/handoff/engine.hpp"
 
-#include <pthread.h>
-#include <signal.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <future>
-#include <limits>
 
 #include "kvlink/clock.hpp"
 
 namespace kvlink::handoff {
 namespace {
 
-constexpr std::uint64_t kWakerToken = 0;
-constexpr std::uint64_t kUcxToken = 1;
-constexpr std::uint64_t kFirstPeer = 16;
-/// A loop that was busy keeps looking for this long before it sleeps: an answer often comes within it.
-constexpr std::int64_t kSpinNs = 20'000;
-constexpr std::int64_t kLongestSleepNs = 60'000 * kNsPerMs;
 constexpr std::uint64_t kLongestMs = 7ULL * 24 * 3600 * 1000;
 
 [[nodiscard]] std::int64_t deadline_after(std::int64_t duration_ms, const char* what) {
   if (duration_ms < 0 || static_cast<std::uint64_t>(duration_ms) > kLongestMs) {
-    throw Error(Code::invalid_argument, std::string(what) + " must be between 0 and 7 days, not " +
-                                            std::to_string(duration_ms) + " ms");
+    throw Error(Code::invalid_argument,
+                std::string(what) + " must be between 0 and 7 days, not " + std::to_string(duration_ms) + " ms");
   }
   return now_ns() + duration_ms * kNsPerMs;
 }
@@ -34,8 +23,8 @@ constexpr std::uint64_t kLongestMs = 7ULL * 24 * 3600 * 1000;
 [[nodiscard]] BlockTables entries_between(const BlockTables& tables, const std::vector<Group>& groups,
                                           std::uint64_t first, std::uint64_t end) {
   if (tables.size() != groups.size()) {
-    throw Error(Code::invalid_argument, "block tables for " + std::to_string(tables.size()) + " groups, the cache has " +
-                                            std::to_string(groups.size()));
+    throw Error(Code::invalid_argument, "block tables for " + std::to_string(tables.size()) +
+                                            " groups, the cache has " + std::to_string(groups.size()));
   }
   BlockTables out;
   for (std::size_t g = 0; g < tables.size(); ++g) {
@@ -51,13 +40,6 @@ constexpr std::uint64_t kLongestMs = 7ULL * 24 * 3600 * 1000;
     std::fill_n(kept.begin(), skipped, -1);
   }
   return out;
-}
-
-/// Signals belong to the application's threads.
-void block_signals() noexcept {
-  sigset_t all;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
 }
 
 }  // namespace
@@ -83,7 +65,9 @@ Engine::Engine(EngineOptions options)
   thread_ = std::thread([this] { run(); });
 }
 
-Engine::~Engine() { close(0); }
+Engine::~Engine() {
+  close(0);
+}
 
 void Engine::close(std::int64_t timeout_ns) {
   const std::lock_guard one_at_a_time(close_mutex_);
@@ -127,11 +111,23 @@ std::vector<std::vector<std::byte>> Engine::packed_keys() const {
   return keys;
 }
 
-std::uint64_t Engine::expect_peer(std::string address) {
+PeerPtr Engine::new_peer(PeerRole role, std::string address) {
   auto created = std::make_shared<Peer>();
   created->id = next_peer_.fetch_add(1);
-  created->role = PeerRole::source;
+  created->role = role;
   created->address = std::move(address);
+  const std::lock_guard lock(mutex_);
+  alive_.insert(created->id);
+  return created;
+}
+
+bool Engine::is_peer_lost(std::uint64_t id) const {
+  const std::lock_guard lock(mutex_);
+  return !alive_.contains(id);
+}
+
+std::uint64_t Engine::expect_peer(std::string address) {
+  const PeerPtr created = new_peer(PeerRole::source, std::move(address));
   post([this, created] { peers_[created->id] = created; });
   return created->id;
 }
@@ -170,12 +166,9 @@ std::uint64_t Engine::attach_claimant(int fd, Epoch epoch, std::string name, std
                                       std::shared_ptr<const plan::Template> geometry,
                                       std::vector<std::byte> ucx_address, bool same_host) {
   auto holder = std::make_shared<transport::UniqueFd>(fd);
-  auto created = std::make_shared<Peer>();
-  created->id = next_peer_.fetch_add(1);
-  created->role = PeerRole::claimant;
+  const PeerPtr created = new_peer(PeerRole::claimant, std::move(address));
   created->epoch = epoch;
   created->name = std::move(name);
-  created->address = std::move(address);
   created->layout_template = std::move(geometry);
   created->reach = Reach::to_claimant(std::move(ucx_address), same_host);
   post([this, created, holder] {
@@ -238,8 +231,9 @@ void Engine::admit_one() {
 std::shared_ptr<Handoff> Engine::offer(OfferOptions options) {
   if (options.readers == 0) throw Error(Code::invalid_argument, "readers must be at least 1");
   if (options.payload.size() > kMaxPayloadBytes) {
-    throw Error(Code::invalid_argument, "the payload has " + std::to_string(options.payload.size()) + " bytes, at most " +
-                                            std::to_string(kMaxPayloadBytes) + " travel with a handoff");
+    throw Error(Code::invalid_argument, "the payload has " + std::to_string(options.payload.size()) +
+                                            " bytes, at most " + std::to_string(kMaxPayloadBytes) +
+                                            " travel with a handoff");
   }
   const std::int64_t expires_ns = deadline_after(options.ttl_ms, "ttl");
   BlockTables blocks = entries_between(options.blocks, services_.holds->groups(), 0, options.num_tokens);
@@ -251,9 +245,10 @@ std::shared_ptr<Handoff> Engine::offer(OfferOptions options) {
     throw;
   }
   services_.counters.offers.fetch_add(1);
-  const AttemptId id{.handoff = {.epoch = services_.epoch, .sequence = next_sequence_.fetch_add(1)}, .attempt = 0};
-  auto handle =
-      std::make_shared<Handoff>(Role::offer, id, std::move(options.label), State::offered, services_.bells);
+  const HandoffId handoff =
+      options.id ? *options.id : HandoffId{.epoch = services_.epoch, .sequence = next_sequence_.fetch_add(1)};
+  const AttemptId id{.handoff = handoff, .attempt = 0};
+  auto handle = std::make_shared<Handoff>(Role::offer, id, std::move(options.label), State::offered, services_.bells);
   const std::lock_guard lock(mutex_);  // So that no offer slips in behind the sweep of `close`.
   if (closed_) {
     services_.holds->release_shared(blocks);
@@ -269,7 +264,8 @@ std::shared_ptr<Handoff> Engine::offer(OfferOptions options) {
   return handle;
 }
 
-std::shared_ptr<Handoff> Engine::pull(std::uint64_t peer_id, PullOptions options) {
+std::shared_ptr<Handoff> Engine::pull(PullOptions options) {
+  if (options.sources.empty()) throw Error(Code::invalid_argument, "a pull needs a source");
   if (options.skip_tokens > options.num_tokens) {
     throw Error(Code::invalid_argument, "skip_tokens is " + std::to_string(options.skip_tokens) + ", the handoff has " +
                                             std::to_string(options.num_tokens) + " tokens");
@@ -285,9 +281,14 @@ std::shared_ptr<Handoff> Engine::pull(std::uint64_t peer_id, PullOptions options
     throw;
   }
   services_.counters.pulls.fetch_add(1);
-  const AttemptId id{.handoff = options.id, .attempt = next_attempt_.fetch_add(1)};
-  auto handle = std::make_shared<Handoff>(Role::pull, id, std::move(options.label), State::connecting, services_.bells);
+  std::vector<PartRequest> parts;
+  for (const PullSource& source : options.sources) {
+    parts.push_back({.attempt = {.handoff = source.id, .attempt = next_attempt_.fetch_add(1)}, .peer = nullptr});
+  }
+  auto handle = std::make_shared<Handoff>(Role::pull, parts.front().attempt, std::move(options.label),
+                                          State::connecting, services_.bells);
   auto request = std::make_shared<PullRequest>(PullRequest{.handle = handle,
+                                                           .parts = std::move(parts),
                                                            .blocks = std::move(options.blocks),
                                                            .written = written,
                                                            .num_tokens = options.num_tokens,
@@ -296,14 +297,9 @@ std::shared_ptr<Handoff> Engine::pull(std::uint64_t peer_id, PullOptions options
                                                            .deadline_ns = deadline_ns,
                                                            .lane = options.lane});
   try {
-    post([this, peer_id, request] {
-      PeerPtr found = peer(peer_id);
-      if (!found) {
-        found = std::make_shared<Peer>();
-        found->state = PeerState::lost;
-        found->lost = Failure{Code::peer_lost, "the connection to the source is gone"};
-      }
-      pulls_.submit(std::move(*request), found);
+    post([this, sources = std::move(options.sources), request] {
+      for (std::size_t i = 0; i < sources.size(); ++i) request->parts[i].peer = peer_or_lost(sources[i].peer);
+      pulls_.submit(std::move(*request));
     });
   } catch (...) {
     services_.holds->release_exclusive(written);
@@ -323,157 +319,6 @@ void Engine::cancel(const std::shared_ptr<Handoff>& handle) {
       pulls_.cancel(handle->id(), failure);
     }
   });
-}
-
-PeerPtr Engine::peer(std::uint64_t id) const {
-  const auto found = peers_.find(id);
-  return found == peers_.end() ? nullptr : found->second;
-}
-
-// The loop, on the progress thread.
-
-void Engine::run() noexcept {
-  block_signals();
-  ::pthread_setname_np(::pthread_self(), "kvlink-progress");
-  while (!stop_) {
-    const bool busy = turn();
-    if (drain_until_ns_ != 0 && ((pulls_.drained() && offers_.drained()) || now_ns() >= drain_until_ns_)) break;
-    sleep_or_spin(busy);
-  }
-  finish_thread();
-}
-
-bool Engine::turn() noexcept {
-  bool busy = run_tasks();
-  if (services_.ucx) busy = services_.ucx->progress() != 0 || busy;
-  const std::int64_t now = now_ns();
-  busy = offers_.turn(now) || busy;
-  busy = pulls_.turn(now) || busy;
-  drop_lost();
-  flush_channels();
-  return busy;
-}
-
-bool Engine::run_tasks() {
-  std::vector<std::function<void()>> tasks;
-  {
-    const std::lock_guard lock(mutex_);
-    tasks.swap(tasks_);
-  }
-  for (const auto& task : tasks) task();
-  return !tasks.empty();
-}
-
-std::int64_t Engine::sleep_ns(std::int64_t now) noexcept {
-  const std::int64_t deadline = std::min(offers_.next_deadline(), pulls_.next_deadline());
-  const std::int64_t until = drain_until_ns_ == 0 ? deadline : std::min(deadline, drain_until_ns_);
-  return until == std::numeric_limits<std::int64_t>::max() ? kLongestSleepNs
-                                                            : std::clamp<std::int64_t>(until - now, 0, kLongestSleepNs);
-}
-
-void Engine::sleep_or_spin(bool busy) {
-  const std::int64_t now = now_ns();
-  if (busy) busy_until_ns_ = now + kSpinNs;
-  const bool spin = now < busy_until_ns_ || (services_.ucx && !services_.ucx->arm());
-  for (const transport::Poller::Ready& ready : poller_.wait(spin ? 0 : sleep_ns(now))) {
-    if (ready.token == kWakerToken) services_.waker.clear();
-    if (ready.token < kFirstPeer) continue;
-    busy_until_ns_ = now_ns() + kSpinNs;
-    const PeerPtr found = peer(ready.token);
-    if (found && found->channel && ready.readable) serve(found);
-  }
-}
-
-void Engine::serve(const PeerPtr& served) {
-  const bool alive = served->channel->receive([&](const Header& header, std::span<const std::byte> body) {
-    if (!served->lost) dispatch(served, header, body);
-  });
-  if (!alive && !served->lost) {
-    served->lost = Failure{Code::peer_lost, served->channel->why()};
-  }
-}
-
-void Engine::dispatch(const PeerPtr& from, const Header& header, std::span<const std::byte> body) {
-  const AttemptId& attempt = header.attempt;
-  const bool reads_us = from->role == PeerRole::claimant;
-  const auto bad = [&](const char* what) {
-    services_.counters.protocol_errors.fetch_add(1);
-    from->lost = Failure{Code::protocol_error, std::string("the peer sent a malformed ") + what};
-  };
-  const bool for_source = header.kind == Kind::claim || header.kind == Kind::fetch || header.kind == Kind::credit ||
-                          header.kind == Kind::confirm || header.kind == Kind::cancel;
-  if (for_source != reads_us) return bad("message: it is not its part to send it");
-  switch (header.kind) {
-    case Kind::claim:
-      if (const auto claim = parse_claim(body)) return offers_.on_claim(from, attempt, *claim);
-      return bad("CLAIM");
-    case Kind::fetch:
-      if (const auto fetch = parse_fetch(body)) return offers_.on_fetch(from, attempt, *fetch);
-      return bad("FETCH");
-    case Kind::credit:
-      if (const auto chunks = parse_number(body)) return offers_.on_credit(from, attempt, *chunks);
-      return bad("CREDIT");
-    case Kind::confirm:
-      if (const auto bytes = parse_number(body)) return offers_.on_confirm(from, attempt, *bytes);
-      return bad("CONFIRM");
-    case Kind::cancel:
-      return offers_.on_cancel(from, attempt);
-    case Kind::grant:
-      if (auto grant = parse_grant(body)) return pulls_.on_grant(from, attempt, std::move(*grant));
-      return bad("GRANT");
-    case Kind::refuse:
-      if (const auto refuse = parse_refuse(body)) return pulls_.on_refuse(from, attempt, *refuse);
-      return bad("REFUSE");
-    case Kind::valid:
-      return pulls_.on_valid(from, attempt);
-  }
-}
-
-void Engine::lose(const PeerPtr& lost, Failure failure) {
-  if (!lost->lost) lost->lost = std::move(failure);
-}
-
-void Engine::drop_lost() {
-  for (auto found = peers_.begin(); found != peers_.end();) {
-    const PeerPtr each = found->second;
-    if (!each->lost) {
-      ++found;
-      continue;
-    }
-    each->state = PeerState::lost;
-    pulls_.on_peer_lost(each);
-    offers_.on_peer_lost(each);
-    if (each->channel) {
-      (void)each->channel->flush();  // So that the peer still learns why, if it listens.
-      poller_.forget(each->channel->fd());
-      each->channel.reset();
-    }
-    each->reach.close();
-    found = peers_.erase(found);
-  }
-}
-
-void Engine::flush_channels() {
-  for (const auto& [id, each] : peers_) {
-    if (!each->channel || each->channel->outbox().empty()) continue;
-    if (!each->channel->flush()) lose(each, {Code::peer_lost, each->channel->why()});
-    poller_.want_writable(each->channel->fd(), id, each->channel->wants_writable());
-  }
-}
-
-void Engine::finish_thread() {
-  flush_channels();
-  // Order matters: nothing may write this node's memory once its blocks are called released.
-  services_.copy_threads.reset();
-  for (const auto& [id, each] : peers_) {
-    lose(each, {Code::closed, "the node was closed"});
-  }
-  drop_lost();
-  pulls_.release_all();
-  registrations_.clear();
-  if (services_.ucx) poller_.forget(services_.ucx->event_fd());
-  services_.ucx.reset();
-  services_.bells->ring();
 }
 
 }  // namespace kvlink::handoff

@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <unordered_set>
 #include <vector>
 
 #include "kvlink/handoff/offer_book.hpp"
@@ -26,7 +27,7 @@ namespace kvlink::handoff {
 struct EngineOptions {
   Epoch epoch{};
   std::vector<Group> groups;
-  std::vector<transport::LocalRegion> regions;  // borrowed until `close` has returned
+  std::vector<transport::LocalRegion> regions;   // borrowed until `close` has returned
   std::shared_ptr<transport::ucx::Context> ucx;  // null: only the lanes of one host
   unsigned copy_threads{1};
   std::uint32_t max_handoffs{4096};
@@ -39,10 +40,17 @@ struct OfferOptions {
   std::uint32_t readers{1};
   std::vector<std::byte> payload;
   std::string label;
+  std::optional<HandoffId> id;  // from a mint; none: this node's next
+};
+
+/// One source rank of a pull: the peer's number and the ticket's id there.
+struct PullSource {
+  std::uint64_t peer{};
+  HandoffId id;
 };
 
 struct PullOptions {
-  HandoffId id;
+  std::vector<PullSource> sources;
   BlockTables blocks;
   std::uint64_t num_tokens{};
   std::uint64_t skip_tokens{};
@@ -96,16 +104,24 @@ class Engine {
   /// Ends the connection; what lives on it fails with `failure`.
   void fail_peer(std::uint64_t peer, Failure failure);
   [[nodiscard]] std::vector<PeerReport> peers();
+  /// Whether the connection, or the attempt at one, is over. Costs a lookup.
+  [[nodiscard]] bool is_peer_lost(std::uint64_t peer) const;
 
   [[nodiscard]] std::shared_ptr<Handoff> offer(OfferOptions options);
-  [[nodiscard]] std::shared_ptr<Handoff> pull(std::uint64_t peer, PullOptions options);
+  [[nodiscard]] std::shared_ptr<Handoff> pull(PullOptions options);
   void cancel(const std::shared_ptr<Handoff>& handle);
 
   [[nodiscard]] Holds::Count holds() const { return services_.holds->count(); }
   [[nodiscard]] const Counters& counters() const noexcept { return services_.counters; }
 
  private:
+  // What the poller's events are for; a peer's number is its own token.
+  static constexpr std::uint64_t kWakerToken = 0;
+  static constexpr std::uint64_t kUcxToken = 1;
+  static constexpr std::uint64_t kFirstPeer = 16;
+
   void post(std::function<void()> task);
+  [[nodiscard]] PeerPtr new_peer(PeerRole role, std::string address);
   void run() noexcept;
   [[nodiscard]] bool turn() noexcept;
   [[nodiscard]] bool run_tasks();
@@ -117,6 +133,7 @@ class Engine {
   void drop_lost();
   void flush_channels();
   [[nodiscard]] PeerPtr peer(std::uint64_t id) const;
+  [[nodiscard]] PeerPtr peer_or_lost(std::uint64_t id) const;
   void connect(const PeerPtr& peer, int fd);
   void admit_one();
   void finish_thread();
@@ -132,6 +149,7 @@ class Engine {
 
   mutable std::mutex mutex_;
   std::vector<std::function<void()>> tasks_;  // guarded by mutex_
+  std::unordered_set<std::uint64_t> alive_;   // guarded by mutex_: peers that are not lost
   bool closed_{false};                        // guarded by mutex_: no more tasks
   std::mutex close_mutex_;                    // one close at a time
 

@@ -51,9 +51,13 @@ bool Handoff::wait(std::int64_t timeout_ns, const bool& event) const {
   return changed_.wait_for(lock, std::chrono::nanoseconds(timeout_ns), [&event] { return event; });
 }
 
-bool Handoff::wait_outcome(std::int64_t timeout_ns) const { return wait(timeout_ns, outcome_); }
+bool Handoff::wait_outcome(std::int64_t timeout_ns) const {
+  return wait(timeout_ns, outcome_);
+}
 
-bool Handoff::wait_released(std::int64_t timeout_ns) const { return wait(timeout_ns, released_); }
+bool Handoff::wait_released(std::int64_t timeout_ns) const {
+  return wait(timeout_ns, released_);
+}
 
 bool Handoff::settle(Result result) {
   {

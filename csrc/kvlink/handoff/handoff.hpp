@@ -37,7 +37,7 @@ enum class State : std::uint8_t {
 /// Tokens of one part of the cache that did not arrive.
 struct FailedRange {
   std::string group;
-  std::uint32_t layer{};
+  std::string layer;
   std::string component;
   std::uint64_t first_token{};
   std::uint64_t end_token{};

@@ -13,8 +13,8 @@ Holds::Holds(std::vector<Group> groups) : groups_(std::move(groups)) {
 
 void Holds::check(const BlockTables& tables, std::int32_t highest_allowed) {
   if (tables.size() != groups_.size()) {
-    throw Error(Code::invalid_argument, "block tables for " + std::to_string(tables.size()) + " groups, the cache has " +
-                                            std::to_string(groups_.size()));
+    throw Error(Code::invalid_argument, "block tables for " + std::to_string(tables.size()) +
+                                            " groups, the cache has " + std::to_string(groups_.size()));
   }
   ++check_number_;
   for (std::size_t g = 0; g < tables.size(); ++g) {
@@ -22,12 +22,13 @@ void Holds::check(const BlockTables& tables, std::int32_t highest_allowed) {
     for (const std::int32_t block : tables[g]) {
       if (block == -1) continue;
       if (block < 0 || static_cast<std::uint32_t>(block) >= groups_[g].num_blocks) {
-        throw Error(Code::invalid_argument, "block " + std::to_string(block) + " of group '" + name + "' is outside [0, " +
-                                                std::to_string(groups_[g].num_blocks) + ")");
+        throw Error(Code::invalid_argument, "block " + std::to_string(block) + " of group '" + name +
+                                                "' is outside [0, " + std::to_string(groups_[g].num_blocks) + ")");
       }
       const auto index = static_cast<std::size_t>(block);
       if (seen_[g][index] == check_number_) {
-        throw Error(Code::invalid_argument, "block " + std::to_string(block) + " of group '" + name + "' appears twice");
+        throw Error(Code::invalid_argument,
+                    "block " + std::to_string(block) + " of group '" + name + "' appears twice");
       }
       seen_[g][index] = check_number_;
       const std::int32_t held = held_[g][index];

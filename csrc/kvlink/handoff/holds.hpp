@@ -48,8 +48,8 @@ class Holds {
 
   std::vector<Group> groups_;
   mutable std::mutex mutex_;
-  std::vector<std::vector<std::int32_t>> held_;    // kExclusive, or the number of offers that hold the block
-  std::vector<std::vector<std::uint32_t>> seen_;   // the last check that met the block: finds doubles in one pass
+  std::vector<std::vector<std::int32_t>> held_;   // kExclusive, or the number of offers that hold the block
+  std::vector<std::vector<std::uint32_t>> seen_;  // the last check that met the block: finds doubles in one pass
   std::uint32_t check_number_{0};
 };
 

@@ -168,6 +168,8 @@ std::optional<std::uint64_t> parse_number(std::span<const std::byte> body) {
   return reader.complete() ? std::optional(number) : std::nullopt;
 }
 
-void write_empty(std::vector<std::byte>& out, Kind kind, const AttemptId& attempt) { const Frame frame(out, kind, attempt); }
+void write_empty(std::vector<std::byte>& out, Kind kind, const AttemptId& attempt) {
+  const Frame frame(out, kind, attempt);
+}
 
 }  // namespace kvlink::handoff

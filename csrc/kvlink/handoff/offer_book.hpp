@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <list>
 #include <map>
 #include <memory>
@@ -34,7 +35,7 @@ class OfferBook {
  public:
   explicit OfferBook(Services& services) : services_(services) {}
 
-  /// Any thread. The offer can be claimed as soon as this returns.
+  /// Any thread. The offer can be claimed as soon as this returns. One under an id that is or was offered here fails.
   void add(OfferRequest request);
 
   void on_claim(const PeerPtr& peer, const AttemptId& attempt, const Claim& claim);
@@ -68,13 +69,24 @@ class OfferBook {
     std::string lane;
     std::vector<Grant> grants;  // live ones
   };
-  using Offers = std::map<std::uint64_t, Offer>;
+  using Offers = std::map<HandoffId, Offer>;
+  /// A claim that came before its offer, as it may where a scheduler mints the ids.
+  struct Parked {
+    PeerPtr peer;
+    AttemptId attempt;
+    Claim claim;
+    std::int64_t until_ns{};
+  };
 
   [[nodiscard]] Offers::iterator find(const HandoffId& id);
   [[nodiscard]] Failure why_unknown(const HandoffId& id) const;
   [[nodiscard]] std::optional<Failure> why_refused(const Offer& offer, const Claim& claim) const;
   [[nodiscard]] Grant* find_grant(const PeerPtr& peer, const AttemptId& attempt);
+  [[nodiscard]] bool park(const PeerPtr& peer, const AttemptId& attempt, const Claim& claim);
+  [[nodiscard]] bool forget_parked(std::int64_t now);
   void adopt_added();
+  void adopt(OfferRequest request);
+  void remember(const HandoffId& id, Code why);
   void end_grant(Grant& grant) noexcept;
   void end(Offers::iterator offer, std::optional<Failure> failure);
 
@@ -82,8 +94,10 @@ class OfferBook {
   std::mutex added_mutex_;
   std::vector<OfferRequest> added_;  // guarded by added_mutex_
   Offers offers_;
-  std::set<std::pair<std::int64_t, std::uint64_t>> leases_;  // (expiry, sequence) of every offer
-  std::map<std::uint64_t, Code> retired_;  // why the latest ended offers ended; bounded
+  std::set<std::pair<std::int64_t, HandoffId>> leases_;          // (expiry, id) of every offer
+  std::map<HandoffId, Code> retired_;                            // why the latest ended offers ended; bounded
+  std::deque<HandoffId> retired_order_;                          // oldest first
+  std::deque<Parked> parked_;                                    // bounded
   std::list<std::shared_ptr<transport::StagedSender>> senders_;  // until drained, though the offer be gone
 };
 

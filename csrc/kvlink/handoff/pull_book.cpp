@@ -17,248 +17,281 @@ constexpr std::size_t kMovingLimit = 16;
   return from == 0 || to == 0 ? 0.0 : static_cast<double>(to - from) * 1e-9;
 }
 
-/// Messages to the source must never grow with its slowness, so a lost channel swallows them.
 [[nodiscard]] std::vector<std::byte>* outbox(const PeerPtr& peer) {
   return peer->channel ? &peer->channel->outbox() : nullptr;
 }
 
 }  // namespace
 
-PullBook::Pull* PullBook::find(const PeerPtr& peer, const AttemptId& attempt) {
-  const auto found = pulls_.find(attempt);
-  // A message for a pull of another peer, or for one that has its outcome, is stale.
-  if (found == pulls_.end() || found->second.peer != peer || found->second.settled) {
+PullBook::Part* PullBook::find(const PeerPtr& peer, const AttemptId& attempt) {
+  const auto found = parts_.find(attempt);
+  // A message for a part of another peer, or for a pull that has its outcome, is stale.
+  if (found == parts_.end() || found->second.peer != peer || found->second.pull->settled) {
     services_.counters.stale_messages.fetch_add(1);
     return nullptr;
   }
   return &found->second;
 }
 
-void PullBook::submit(PullRequest request, const PeerPtr& peer) {
-  const AttemptId attempt = request.handle->id();
-  deadlines_.emplace(request.deadline_ns, attempt);
-  Pull& pull = pulls_.emplace(attempt, Pull{.request = std::move(request), .peer = peer}).first->second;
-  ++peer->handoffs;
-  if (peer->state == PeerState::lost) {
-    fail(pull, peer->lost.value_or(Failure{Code::peer_lost, "the connection is gone"}));
-  } else if (peer->state == PeerState::ready) {
-    claim(pull);
+void PullBook::submit(PullRequest request) {
+  const auto pull = std::make_shared<Pull>(Pull{.request = std::move(request)});
+  const AttemptId id = pull->request.handle->id();
+  pull->parts_invalid = pull->parts_live = pull->request.parts.size();
+  deadlines_.emplace(pull->request.deadline_ns, id);
+  pulls_.emplace(id, pull);
+  for (const PartRequest& part : pull->request.parts) {
+    ++part.peer->handoffs;
+    parts_.emplace(part.attempt,
+                   Part{.pull = pull, .attempt = part.attempt, .peer = part.peer, .first = part.attempt == id});
+  }
+  for (const PartRequest& part : pull->request.parts) {
+    if (pull->settled) return;
+    if (part.peer->state == PeerState::lost) {
+      fail(pull, *part.peer, part.peer->lost.value_or(Failure{Code::peer_lost, "the connection is gone"}));
+    } else if (part.peer->state == PeerState::ready) {
+      claim(parts_.at(part.attempt));
+    }
   }
 }
 
 void PullBook::on_peer_ready(const PeerPtr& peer) {
-  for (auto& [attempt, pull] : pulls_) {
-    if (pull.peer == peer && !pull.settled) claim(pull);
+  std::vector<AttemptId> affected;
+  for (const auto& [attempt, part] : parts_) {
+    if (part.peer == peer && !part.pull->settled && !part.claimed) affected.push_back(attempt);
+  }
+  for (const AttemptId& attempt : affected) {
+    if (Part* const part = find(peer, attempt)) claim(*part);
   }
 }
 
-void PullBook::claim(Pull& pull) {
-  const auto& lanes = pull.peer->reach.lanes();
+void PullBook::claim(Part& part) {
+  Pull& pull = *part.pull;
+  const auto& lanes = part.peer->reach.lanes();
   const std::optional<transport::Lane> required = pull.request.lane;
   if (required && std::ranges::find(lanes, *required) == lanes.end()) {
-    return fail(pull, {Code::lane_unavailable, "lane '" + std::string(transport::lane_name(*required)) +
-                                                   "' is required: " + pull.peer->reach.why_not(*required)});
+    return fail(part.pull, *part.peer,
+                {Code::lane_unavailable, "lane '" + std::string(transport::lane_name(*required)) +
+                                             "' is required: " + part.peer->reach.why_not(*required)});
   }
-  pull.lane = required.value_or(lanes.front());
-  pull.claimed_ns = now_ns();
-  const std::int64_t left_ms = std::max<std::int64_t>(0, (pull.request.deadline_ns - pull.claimed_ns) / kNsPerMs);
+  part.lane = required.value_or(lanes.front());
+  part.claimed = true;
+  const std::int64_t now = now_ns();
+  pull.claimed_ns = now;
+  const std::int64_t left_ms = std::max<std::int64_t>(0, (pull.request.deadline_ns - now) / kNsPerMs);
   pull.request.handle->set_state(State::claiming);
-  write_claim(*outbox(pull.peer), pull.request.handle->id(),
-              {.lane = pull.lane,
+  write_claim(*outbox(part.peer), part.attempt,
+              {.lane = part.lane,
                .first_token = pull.request.skip_tokens,
                .end_token = pull.request.num_tokens,
                .remaining_ms = static_cast<std::uint32_t>(std::min<std::int64_t>(left_ms, UINT32_MAX))});
 }
 
-std::shared_ptr<const plan::Plan> PullBook::plan_of(const Pull& pull, const Grant& grant) const {
-  const plan::Template& geometry = *pull.peer->layout_template;
+std::shared_ptr<const plan::Plan> PullBook::plan_of(const Part& part, const Grant& grant) const {
+  const plan::Template& geometry = *part.peer->layout_template;
+  const PullRequest& request = part.pull->request;
+  if (grant.num_tokens != request.num_tokens) {
+    throw Error(Code::protocol_error, "the ticket says " + std::to_string(request.num_tokens) +
+                                          " tokens, the source granted " + std::to_string(grant.num_tokens));
+  }
   std::vector<plan::GroupTables> tables;
   for (const plan::GroupGeometry& group : geometry.groups()) {
     if (group.source_index >= grant.blocks.size()) {
       throw Error(Code::protocol_error, "the grant has no block table for group '" + group.name + "'");
     }
-    tables.push_back({.source = grant.blocks[group.source_index], .target = pull.request.blocks[group.target_index]});
+    tables.push_back({.source = grant.blocks[group.source_index], .target = request.blocks[group.target_index]});
   }
-  return std::make_shared<plan::Plan>(
-      pull.peer->layout_template,
-      plan::pair_groups(geometry, tables, pull.request.skip_tokens, pull.request.num_tokens));
+  return std::make_shared<plan::Plan>(part.peer->layout_template,
+                                      plan::pair_groups(geometry, tables, request.skip_tokens, request.num_tokens));
 }
 
 void PullBook::on_grant(const PeerPtr& peer, const AttemptId& attempt, Grant grant) {
-  Pull* const pull = find(peer, attempt);
-  if (pull == nullptr) return;
-  if (pull->granted_ns != 0) return fail(*pull, {Code::protocol_error, "the source granted one claim twice"});
-  pull->granted_ns = now_ns();
+  Part* const part = find(peer, attempt);
+  if (part == nullptr) return;
+  if (part->granted) return fail(part->pull, *peer, {Code::protocol_error, "the source granted one claim twice"});
+  part->granted = true;
+  part->pull->granted_ns = now_ns();
   try {
-    if (grant.num_tokens != pull->request.num_tokens) {
-      throw Error(Code::protocol_error, "the ticket says " + std::to_string(pull->request.num_tokens) +
-                                            " tokens, the source granted " + std::to_string(grant.num_tokens));
-    }
-    pull->plan = plan_of(*pull, grant);
+    part->plan = plan_of(*part, grant);
   } catch (const Error& error) {
-    return fail(*pull, {error.code(), error.what()});
+    return fail(part->pull, *peer, {error.code(), error.what()});
   }
-  pull->payload = std::move(grant.payload);
-  if (pull->plan->total_bytes() == 0) return confirm(*pull);
-  pull->request.handle->set_state(State::waiting);
+  if (part->first) part->pull->result.payload = std::move(grant.payload);
+  if (part->plan->total_bytes() == 0) return confirm(*part);
+  part->pull->request.handle->set_state(State::waiting);
   waiting_.push_back(attempt);
   admit();
 }
 
 void PullBook::admit() {
   while (!waiting_.empty() && moving_.size() < kMovingLimit) {
-    const auto found = pulls_.find(waiting_.front());
+    const auto found = parts_.find(waiting_.front());
     waiting_.pop_front();
-    if (found != pulls_.end() && !found->second.settled) start(found->second);
+    if (found != parts_.end() && !found->second.pull->settled) start(found->second);
   }
 }
 
-void PullBook::start(Pull& pull) {
-  const AttemptId& attempt = pull.request.handle->id();
+void PullBook::start(Part& part) {
   try {
-    auto started = pull.peer->reach.make_transfer(pull.lane, pull.plan, services_, pull.peer->title());
-    pull.transfer = std::move(started.transfer);
-    pull.receiver = std::move(started.receiver);
+    auto started = part.peer->reach.make_transfer(part.lane, part.plan, services_, part.peer->title());
+    part.transfer = std::move(started.transfer);
+    part.receiver = std::move(started.receiver);
   } catch (const Error& error) {
-    return fail(pull, {error.code(), error.what()});
+    return fail(part.pull, *part.peer, {error.code(), error.what()});
   }
-  pull.started_ns = now_ns();
-  pull.request.handle->set_state(State::moving);
-  moving_.push_back(attempt);
-  if (pull.receiver) services_.router->attach(attempt, pull.receiver);
-  pull.transfer->start();
-  if (pull.receiver && outbox(pull.peer) != nullptr) write_fetch(*outbox(pull.peer), attempt, fetch_of_plan(*pull.plan));
+  if (part.pull->started_ns == 0) part.pull->started_ns = now_ns();
+  part.pull->request.handle->set_state(State::moving);
+  moving_.push_back(part.attempt);
+  if (part.receiver) services_.router->attach(part.attempt, part.receiver);
+  part.transfer->start();
+  if (part.receiver && outbox(part.peer) != nullptr) {
+    write_fetch(*outbox(part.peer), part.attempt, fetch_of_plan(*part.plan));
+  }
 }
 
-bool PullBook::advance(Pull& pull) {
-  const bool busy = pull.transfer->advance();
-  if (pull.receiver && !pull.settled) {
-    const std::uint32_t credits = pull.receiver->take_credits();
-    if (credits != 0 && outbox(pull.peer) != nullptr) {
-      write_number(*outbox(pull.peer), Kind::credit, pull.request.handle->id(), credits);
+bool PullBook::advance(Part& part) {
+  const bool busy = part.transfer->advance();
+  if (part.receiver && !part.pull->settled) {
+    const std::uint32_t credits = part.receiver->take_credits();
+    if (credits != 0 && outbox(part.peer) != nullptr) {
+      write_number(*outbox(part.peer), Kind::credit, part.attempt, credits);
     }
   }
   return busy;
 }
 
-void PullBook::finish(Pulls::iterator found) {
-  Pull& pull = found->second;
-  if (pull.receiver) services_.router->detach(found->first);
-  pull.moved_ns = now_ns();
-  if (pull.settled) {  // Failed earlier; now nothing writes its blocks any more.
-    services_.holds->release_exclusive(pull.request.written);
-    pull.request.handle->release();
-    pulls_.erase(found);
-    return;
+void PullBook::finish(Part& part) {
+  const PullPtr pull = part.pull;
+  pull->moved_ns = now_ns();
+  pull->post_ns += part.transfer->post_ns();
+  if (part.receiver) services_.router->detach(part.attempt);
+  if (pull->settled) return retire(parts_.find(part.attempt));  // Failed earlier; now this part writes no more.
+  if (const auto failure = part.transfer->failure()) return fail(pull, *part.peer, *failure);
+  if (part.transfer->moved_bytes() != part.plan->total_bytes()) {
+    return fail(pull, *part.peer,
+                {Code::transport_failed, "the lane ended after " + std::to_string(part.transfer->moved_bytes()) +
+                                             " of " + std::to_string(part.plan->total_bytes()) + " bytes"});
   }
-  if (const auto failure = pull.transfer->failure()) return fail(pull, *failure);
-  if (pull.transfer->moved_bytes() != pull.plan->total_bytes()) {
-    return fail(pull, {Code::transport_failed, "the lane ended after " + std::to_string(pull.transfer->moved_bytes()) +
-                                                   " of " + std::to_string(pull.plan->total_bytes()) + " bytes"});
-  }
-  confirm(pull);
+  confirm(part);
 }
 
-void PullBook::confirm(Pull& pull) {
-  pull.confirming = true;
-  pull.request.handle->set_state(State::confirming);
-  if (outbox(pull.peer) != nullptr) {
-    write_number(*outbox(pull.peer), Kind::confirm, pull.request.handle->id(), pull.plan->total_bytes());
+void PullBook::confirm(Part& part) {
+  part.confirming = true;
+  part.pull->request.handle->set_state(State::confirming);
+  if (outbox(part.peer) != nullptr) {
+    write_number(*outbox(part.peer), Kind::confirm, part.attempt, part.plan->total_bytes());
   }
 }
 
 void PullBook::on_valid(const PeerPtr& peer, const AttemptId& attempt) {
-  Pull* const pull = find(peer, attempt);
-  if (pull == nullptr) return;
-  if (!pull->confirming) return fail(*pull, {Code::protocol_error, "VALID came before CONFIRM"});
-  succeed(*pull);
+  Part* const part = find(peer, attempt);
+  if (part == nullptr) return;
+  if (!part->confirming || part->valid) {
+    return fail(part->pull, *peer, {Code::protocol_error, "VALID came without CONFIRM"});
+  }
+  part->valid = true;
+  const PullPtr pull = part->pull;
+  Result& result = pull->result;
+  result.bytes += part->plan->total_bytes();
+  peer->bytes += part->plan->total_bytes();
+  const auto lane = std::string(transport::lane_name(part->lane));
+  if (result.lane.find(lane) == std::string::npos) result.lane += (result.lane.empty() ? "" : "+") + lane;
+  if (--pull->parts_invalid != 0) return;
+  pull->settled = true;
+  result.valid_prefix_tokens = pull->request.num_tokens;
+  services_.counters.bytes_pulled.fetch_add(result.bytes);
+  services_.counters.succeeded.fetch_add(1);
+  settle(pull);
 }
 
 void PullBook::on_refuse(const PeerPtr& peer, const AttemptId& attempt, const Refuse& refuse) {
-  Pull* const pull = find(peer, attempt);
-  if (pull != nullptr) fail(*pull, {refuse.code, refuse.message});
+  if (Part* const part = find(peer, attempt)) fail(part->pull, *peer, {refuse.code, refuse.message});
 }
 
 void PullBook::on_peer_lost(const PeerPtr& peer) {
-  std::vector<AttemptId> affected;
-  for (const auto& [attempt, pull] : pulls_) {
-    if (pull.peer == peer && !pull.settled) affected.push_back(attempt);
+  std::vector<PullPtr> affected;
+  for (const auto& [attempt, part] : parts_) {
+    // A part that is VALID does not need its source any more.
+    if (part.peer == peer && !part.pull->settled && !part.valid) affected.push_back(part.pull);
   }
-  for (const AttemptId& attempt : affected) {
-    fail(pulls_.at(attempt), peer->lost.value_or(Failure{Code::peer_lost, "the connection is gone"}));
+  for (const PullPtr& pull : affected) {
+    if (!pull->settled) {
+      fail(pull, *peer, peer->lost.value_or(Failure{Code::peer_lost, "the connection is gone"}));
+    }
   }
 }
 
-Result PullBook::result_of(const Pull& pull) const {
-  const std::int64_t now = now_ns();
-  const double post = pull.transfer ? static_cast<double>(pull.transfer->post_ns()) * 1e-9 : 0.0;
-  return {.failure = {},
-          .failed = {},
-          .valid_prefix_tokens = pull.request.num_tokens,
-          .bytes = pull.plan ? pull.plan->total_bytes() : 0,
-          .lane = std::string(transport::lane_name(pull.lane)),
-          .phases_s = {{"connect", seconds(pull.request.submitted_ns, pull.claimed_ns)},
-                       {"claim", seconds(pull.claimed_ns, pull.granted_ns)},
-                       {"post", post},
-                       {"move", seconds(pull.started_ns, pull.moved_ns)},
-                       {"confirm", seconds(pull.moved_ns != 0 ? pull.moved_ns : pull.granted_ns, now)},
-                       {"total", seconds(pull.request.submitted_ns, now)}},
-          .payload = pull.payload};
+void PullBook::note_missing(const Part& part, Result& result) const {
+  if (part.valid || !part.plan) return;
+  for (const plan::FailedRange& range : part.plan->describe({0, part.plan->total_bytes()})) {
+    result.failed.push_back({.group = part.plan->geometry().groups()[range.group].name,
+                             .layer = part.plan->geometry().layers()[range.layer],
+                             .component = std::string(plan::component_name(range.component)),
+                             .first_token = range.first_token,
+                             .end_token = range.end_token});
+  }
 }
 
-void PullBook::succeed(Pull& pull) {
-  const auto handle = pull.request.handle;
-  Result result = result_of(pull);
-  pull.peer->bytes += result.bytes;
-  services_.counters.bytes_pulled.fetch_add(result.bytes);
-  services_.counters.succeeded.fetch_add(1);
-  services_.counters.live.fetch_sub(1);
-  services_.holds->release_exclusive(pull.request.written);
-  deadlines_.erase({pull.request.deadline_ns, handle->id()});
-  pulls_.erase(handle->id());
-  handle->settle(std::move(result));
-  handle->release();
-}
-
-void PullBook::fail(Pull& pull, const Failure& failure) {
-  const auto handle = pull.request.handle;
-  const AttemptId attempt = handle->id();
-  pull.settled = true;
-  deadlines_.erase({pull.request.deadline_ns, attempt});
+void PullBook::fail(PullPtr pull, const Peer& culprit, const Failure& failure) {
+  pull->settled = true;
   services_.counters.failed.fetch_add(1);
-  services_.counters.live.fetch_sub(1);
-  Result result = result_of(pull);
-  result.failure = Failure{failure.code, "pull " + text_of(attempt.handoff) + " from " + pull.peer->title() + ": " +
-                                             failure.message};
+  Result& result = pull->result;
+  result.failure = Failure{failure.code, "pull " + text_of(pull->request.handle->id().handoff) + " from " +
+                                             culprit.title() + ": " + failure.message};
   result.bytes = 0;
   result.payload.clear();
   // Without VALID no byte that was read may be called right, so only what the caller had before counts (P1, P4).
-  result.valid_prefix_tokens = pull.request.skip_tokens;
-  if (pull.plan) {
-    for (const plan::FailedRange& range : pull.plan->describe({0, pull.plan->total_bytes()})) {
-      result.failed.push_back({.group = pull.plan->geometry().groups()[range.group].name,
-                               .layer = range.layer,
-                               .component = std::string(plan::component_name(range.component)),
-                               .first_token = range.first_token,
-                               .end_token = range.end_token});
+  result.valid_prefix_tokens = pull->request.skip_tokens;
+  for (const PartRequest& request : pull->request.parts) {
+    const Part& part = parts_.at(request.attempt);
+    if (part.claimed && result.lane.empty()) result.lane = transport::lane_name(part.lane);
+    note_missing(part, result);
+    if (part.claimed && !part.valid && outbox(part.peer) != nullptr) {
+      write_empty(*outbox(part.peer), Kind::cancel, part.attempt);
     }
   }
-  if (pull.claimed_ns != 0 && outbox(pull.peer) != nullptr) write_empty(*outbox(pull.peer), Kind::cancel, attempt);
-  const bool writes = pull.transfer && !pull.transfer->drained();
-  if (writes) {
-    pull.transfer->cancel();  // `finish` releases the blocks once it has drained.
-  } else {
-    if (pull.receiver) services_.router->detach(attempt);
-    services_.holds->release_exclusive(pull.request.written);
-    pulls_.erase(attempt);
-  }
-  handle->settle(std::move(result));
-  if (!writes) handle->release();
+  settle(pull);
 }
 
-void PullBook::cancel(const AttemptId& attempt, const Failure& failure) {
-  const auto found = pulls_.find(attempt);
-  if (found != pulls_.end() && !found->second.settled) fail(found->second, failure);
+void PullBook::settle(PullPtr pull) {
+  const auto handle = pull->request.handle;
+  const std::int64_t now = now_ns();
+  const std::int64_t moved_ns = pull->moved_ns != 0 ? pull->moved_ns : pull->granted_ns;
+  pull->result.phases_s = {{"connect", seconds(pull->request.submitted_ns, pull->claimed_ns)},
+                           {"claim", seconds(pull->claimed_ns, pull->granted_ns)},
+                           {"post", static_cast<double>(pull->post_ns) * 1e-9},
+                           {"move", seconds(pull->started_ns, pull->moved_ns)},
+                           {"confirm", seconds(moved_ns, now)},
+                           {"total", seconds(pull->request.submitted_ns, now)}};
+  services_.counters.live.fetch_sub(1);
+  deadlines_.erase({pull->request.deadline_ns, handle->id()});
+  for (const PartRequest& request : pull->request.parts) {
+    const auto part = parts_.find(request.attempt);
+    if (part->second.transfer && !part->second.transfer->drained()) {
+      part->second.transfer->cancel();  // `finish` retires it once it has drained.
+    } else {
+      retire(part);
+    }
+  }
+  // Last, so that who sees the outcome sees the blocks free too, if they are.
+  handle->settle(std::move(pull->result));
+  if (pull->parts_live == 0) handle->release();
+}
+
+void PullBook::retire(Parts::iterator part) {
+  const PullPtr pull = part->second.pull;
+  if (part->second.receiver) services_.router->detach(part->first);
+  parts_.erase(part);
+  if (--pull->parts_live != 0) return;
+  services_.holds->release_exclusive(pull->request.written);
+  pulls_.erase(pull->request.handle->id());
+  if (pull->request.handle->has_outcome()) pull->request.handle->release();
+}
+
+void PullBook::cancel(const AttemptId& handle, const Failure& failure) {
+  const auto found = pulls_.find(handle);
+  if (found == pulls_.end() || found->second->settled) return;
+  const PullPtr pull = found->second;
+  fail(pull, *pull->request.parts.front().peer, failure);
 }
 
 void PullBook::close_all(const Failure& failure) {
@@ -266,30 +299,26 @@ void PullBook::close_all(const Failure& failure) {
 }
 
 void PullBook::release_all() {
-  for (auto& [attempt, pull] : pulls_) {
-    services_.holds->release_exclusive(pull.request.written);
-    pull.request.handle->release();
-  }
-  pulls_.clear();
   moving_.clear();
+  while (!parts_.empty()) retire(parts_.begin());
 }
 
 bool PullBook::turn(std::int64_t now) noexcept {
   bool busy = false;
   while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
-    const AttemptId attempt = deadlines_.begin()->second;
-    const std::string state = state_name(pulls_.at(attempt).request.handle->state());
-    cancel(attempt, {Code::deadline_exceeded, "the deadline passed while the pull was " + state});
+    const AttemptId id = deadlines_.begin()->second;
+    const std::string state = state_name(pulls_.at(id)->request.handle->state());
+    cancel(id, {Code::deadline_exceeded, "the deadline passed while the pull was " + state});
     busy = true;
   }
   std::vector<AttemptId> turns;
   turns.swap(moving_);
   for (const AttemptId& attempt : turns) {
-    const auto found = pulls_.find(attempt);
-    if (found == pulls_.end() || !found->second.transfer) continue;
+    const auto found = parts_.find(attempt);
+    if (found == parts_.end()) continue;
     busy = advance(found->second) || busy;
     if (found->second.transfer->drained()) {
-      finish(found);
+      finish(found->second);
       busy = true;
     } else {
       moving_.push_back(attempt);

@@ -19,24 +19,31 @@
 
 namespace kvlink::handoff {
 
+/// One source of a pull, and the try at it.
+struct PartRequest {
+  AttemptId attempt;
+  PeerPtr peer;
+};
+
 /// What `Engine::pull` was asked for, after it was checked and its blocks are held.
 struct PullRequest {
   std::shared_ptr<Handoff> handle;
-  BlockTables blocks;   // the caller's tables, one a group, from token 0
-  BlockTables written;  // the entries among them that are written, hence held
+  std::vector<PartRequest> parts;  // the source ranks; each delivers what its connection's template says
+  BlockTables blocks;              // the caller's tables, one a group, from token 0
+  BlockTables written;             // the entries among them that are written, hence held
   std::uint64_t num_tokens{};
   std::uint64_t skip_tokens{};
   std::int64_t submitted_ns{};
   std::int64_t deadline_ns{};
-  std::optional<transport::Lane> lane;  // required; none: the peer's best
+  std::optional<transport::Lane> lane;  // required; none: each peer's best
 };
 
 class PullBook {
  public:
   explicit PullBook(Services& services) : services_(services) {}
 
-  /// Starts when the peer is connected. A lost peer fails it at once.
-  void submit(PullRequest request, const PeerPtr& peer);
+  /// Each part starts when its peer is connected. A lost peer fails the pull at once.
+  void submit(PullRequest request);
 
   void on_peer_ready(const PeerPtr& peer);
   void on_grant(const PeerPtr& peer, const AttemptId& attempt, Grant grant);
@@ -44,7 +51,7 @@ class PullBook {
   void on_valid(const PeerPtr& peer, const AttemptId& attempt);
   void on_peer_lost(const PeerPtr& peer);
 
-  void cancel(const AttemptId& attempt, const Failure& failure);
+  void cancel(const AttemptId& handle, const Failure& failure);
   void close_all(const Failure& failure);
   /// After the threads that write have ended: lets go of what never drained by itself.
   void release_all();
@@ -56,41 +63,60 @@ class PullBook {
   [[nodiscard]] bool drained() const noexcept { return pulls_.empty(); }
 
  private:
+  /// One pull: what its parts share.
   struct Pull {
     PullRequest request;
+    bool settled{false};          // the outcome is out; what is left is to drain
+    std::size_t parts_invalid{};  // parts without VALID
+    std::size_t parts_live{};     // parts that may still write
+    Result result{};              // grows until it is handed to the handle
+    std::int64_t claimed_ns{0};   // the latest of the parts, as are the next two
+    std::int64_t granted_ns{0};
+    std::int64_t moved_ns{0};
+    std::int64_t started_ns{0};  // the earliest of the parts
+    std::uint64_t post_ns{0};
+  };
+  using PullPtr = std::shared_ptr<Pull>;
+
+  /// What one source delivers.
+  struct Part {
+    PullPtr pull;
+    AttemptId attempt;
     PeerPtr peer;
+    bool first{false};  // the source whose payload counts
     transport::Lane lane{};
+    bool claimed{false};
+    bool granted{false};
+    bool confirming{false};
+    bool valid{false};
     std::shared_ptr<const plan::Plan> plan{};
     std::shared_ptr<transport::Transfer> transfer{};
     std::shared_ptr<transport::StagedReceiver> receiver{};
-    std::vector<std::byte> payload{};
-    bool settled{false};    // the outcome is out; what is left is to drain
-    bool confirming{false};
-    std::int64_t claimed_ns{0};
-    std::int64_t granted_ns{0};
-    std::int64_t started_ns{0};
-    std::int64_t moved_ns{0};
   };
-  using Pulls = std::map<AttemptId, Pull>;
+  using Parts = std::map<AttemptId, Part>;
 
-  [[nodiscard]] Pull* find(const PeerPtr& peer, const AttemptId& attempt);
-  void claim(Pull& pull);
-  void start(Pull& pull);
-  void confirm(Pull& pull);
-  void succeed(Pull& pull);
-  void fail(Pull& pull, const Failure& failure);
-  [[nodiscard]] Result result_of(const Pull& pull) const;
-  [[nodiscard]] std::shared_ptr<const plan::Plan> plan_of(const Pull& pull, const Grant& grant) const;
+  [[nodiscard]] Part* find(const PeerPtr& peer, const AttemptId& attempt);
+  void claim(Part& part);
+  void start(Part& part);
+  void confirm(Part& part);
+  void fail(PullPtr pull, const Peer& culprit, const Failure& failure);
+  void settle(PullPtr pull);
+  [[nodiscard]] std::shared_ptr<const plan::Plan> plan_of(const Part& part, const Grant& grant) const;
+  void note_missing(const Part& part, Result& result) const;
   /// Advances one transfer; true if it did anything.
-  bool advance(Pull& pull);
-  void finish(Pulls::iterator pull);
+  bool advance(Part& part);
+  /// The part's transfer has drained.
+  void finish(Part& part);
+  /// The part will never write again: forgets it, and releases the pull with its last part.
+  void retire(Parts::iterator part);
   void admit();
 
   Services& services_;
-  Pulls pulls_;
-  std::set<std::pair<std::int64_t, AttemptId>> deadlines_;  // of pulls without an outcome
-  std::deque<AttemptId> waiting_;                           // granted, not started
-  std::vector<AttemptId> moving_;                           // their transfers want turns
+  Parts parts_;
+  std::map<AttemptId, PullPtr> pulls_;                      // by the attempt of the handle
+  std::set<std::pair<std::int64_t, AttemptId>> deadlines_;  // of pulls without an outcome, likewise
+  std::deque<AttemptId> waiting_;                           // parts that are granted, not started
+  std::vector<AttemptId> moving_;                           // parts whose transfers want turns
 };
 
 }  // namespace kvlink::handoff

@@ -35,7 +35,8 @@ std::string Reach::open_lane(Lane lane, bool has_ucx) {
         auto mapped = std::make_shared<transport::MappedSource>();
         if (facts_.region_fds.size() != facts_.region_bytes.size()) return "the peer is on another host";
         for (std::size_t i = 0; i < facts_.region_fds.size(); ++i) {
-          if (!facts_.region_fds[i]) return "region " + std::to_string(i) + " of the source was not made by kvlink.empty";
+          if (!facts_.region_fds[i])
+            return "region " + std::to_string(i) + " of the source was not made by kvlink.empty";
           mapped->regions.push_back(
               std::make_shared<transport::Mapping>(std::move(facts_.region_fds[i]), facts_.region_bytes[i]));
         }
@@ -87,9 +88,8 @@ std::shared_ptr<const transport::GetSource> Reach::get_source(Services& services
   if (!get_) {
     std::vector<transport::RemoteRegion> regions;
     for (std::size_t i = 0; i < facts_.keys.size(); ++i) {
-      regions.push_back({.address = facts_.region_addresses[i],
-                         .bytes = facts_.region_bytes[i],
-                         .packed_key = facts_.keys[i]});
+      regions.push_back(
+          {.address = facts_.region_addresses[i], .bytes = facts_.region_bytes[i], .packed_key = facts_.keys[i]});
     }
     get_ = transport::make_get_source(way, regions);
   }

@@ -8,8 +8,8 @@ std::shared_ptr<const plan::Plan> plan_of_fetch(const Peer& peer, const Fetch& f
                                                 const std::vector<Group>& groups) {
   const auto geometry = peer.layout_template->groups();
   if (fetch.pieces.size() != geometry.size()) {
-    throw Error(Code::protocol_error, "FETCH lists " + std::to_string(fetch.pieces.size()) + " groups, the template has " +
-                                          std::to_string(geometry.size()));
+    throw Error(Code::protocol_error, "FETCH lists " + std::to_string(fetch.pieces.size()) +
+                                          " groups, the template has " + std::to_string(geometry.size()));
   }
   std::vector<std::vector<plan::BlockPair>> pairs(geometry.size());
   for (std::size_t g = 0; g < geometry.size(); ++g) {

@@ -137,11 +137,15 @@ void copy_streaming(const Grid& grid) noexcept {
   }
 }
 
-void fence() noexcept { _mm_sfence(); }
+void fence() noexcept {
+  _mm_sfence();
+}
 
 #else
 
-void copy_streaming(const Grid& grid) noexcept { copy_cached(grid); }
+void copy_streaming(const Grid& grid) noexcept {
+  copy_cached(grid);
+}
 void fence() noexcept {}
 
 #endif
@@ -162,8 +166,12 @@ void finish_copies(std::uint64_t bytes) noexcept {
   count_copied(bytes);
 }
 
-std::uint64_t copied_bytes() noexcept { return copied_total.load(std::memory_order_relaxed); }
+std::uint64_t copied_bytes() noexcept {
+  return copied_total.load(std::memory_order_relaxed);
+}
 
-void count_copied(std::uint64_t bytes) noexcept { copied_total.fetch_add(bytes, std::memory_order_relaxed); }
+void count_copied(std::uint64_t bytes) noexcept {
+  copied_total.fetch_add(bytes, std::memory_order_relaxed);
+}
 
 }  // namespace kvlink::transport

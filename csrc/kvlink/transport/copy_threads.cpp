@@ -60,7 +60,9 @@ CopyThreads::CopyThreads(unsigned threads) : count_(threads) {
   }
 }
 
-CopyThreads::~CopyThreads() { stop_and_join(); }
+CopyThreads::~CopyThreads() {
+  stop_and_join();
+}
 
 bool CopyThreads::submit(std::shared_ptr<CopyJob> job) noexcept {
   try {

@@ -25,7 +25,8 @@ class CopyJob {
   /// Takes the next piece, or nothing when the job is exhausted or stopped. Called under the queue's lock, hence short.
   [[nodiscard]] virtual std::optional<std::uint64_t> claim() noexcept = 0;
 
-  /// Runs a claimed piece, on a copy thread. A few milliseconds at most: this is the grain of cancelling and of fairness.
+  /// Runs a claimed piece, on a copy thread. A few milliseconds at most: this is the grain of cancelling and of
+  /// fairness.
   virtual void run(std::uint64_t piece) noexcept = 0;
 };
 
@@ -58,8 +59,8 @@ class CopyThreads {
   const unsigned count_;
   std::mutex mutex_;
   std::condition_variable work_;
-  std::list<std::shared_ptr<CopyJob>> jobs_;   // guarded by mutex_; each live job stands here once
-  bool stopping_{false};                       // guarded by mutex_
+  std::list<std::shared_ptr<CopyJob>> jobs_;  // guarded by mutex_; each live job stands here once
+  bool stopping_{false};                      // guarded by mutex_
   std::vector<std::thread> workers_;
 };
 

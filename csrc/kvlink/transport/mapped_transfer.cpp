@@ -52,8 +52,8 @@ std::shared_ptr<Transfer> make_mapped_transfer(std::shared_ptr<const plan::Plan>
   }
   for (std::size_t i = 0; i < stated.size(); ++i) {
     if (!source->regions[i] || source->regions[i]->bytes() < stated[i]) {
-      throw Error(Code::invalid_argument, "copy by the mapped lane: region " + std::to_string(i) +
-                                              " of the source is not mapped as a whole");
+      throw Error(Code::invalid_argument,
+                  "copy by the mapped lane: region " + std::to_string(i) + " of the source is not mapped as a whole");
     }
   }
   return std::make_shared<SlicedTransfer>(

@@ -25,10 +25,9 @@ void check_descriptor(int fd, std::uint64_t expected_bytes) {
                 "map a peer's pool: the descriptor is not a memfd sealed against shrinking; "
                 "its owner could end this process by truncating it");
   }
-  struct stat status {};
+  struct stat status{};
   // Sealed first, then measured: the size can only have been larger in between.
-  if (::fstat(fd, &status) != 0 || status.st_size < 0 ||
-      static_cast<std::uint64_t>(status.st_size) < expected_bytes) {
+  if (::fstat(fd, &status) != 0 || status.st_size < 0 || static_cast<std::uint64_t>(status.st_size) < expected_bytes) {
     throw Error(Code::protocol_error, "map a peer's pool: it has " + std::to_string(status.st_size) +
                                           " bytes, but its layout states " + std::to_string(expected_bytes));
   }

@@ -25,7 +25,9 @@ Poller::Poller() : fd_(::epoll_create1(EPOLL_CLOEXEC)) {
   ready_.reserve(kEventsPerWait);
 }
 
-Poller::~Poller() { ::close(fd_); }
+Poller::~Poller() {
+  ::close(fd_);
+}
 
 void Poller::watch(int fd, std::uint64_t token) {
   epoll_event event{};
@@ -43,7 +45,9 @@ void Poller::want_writable(int fd, std::uint64_t token, bool wanted) noexcept {
   ::epoll_ctl(fd_, EPOLL_CTL_MOD, fd, &event);
 }
 
-void Poller::forget(int fd) noexcept { ::epoll_ctl(fd_, EPOLL_CTL_DEL, fd, nullptr); }
+void Poller::forget(int fd) noexcept {
+  ::epoll_ctl(fd_, EPOLL_CTL_DEL, fd, nullptr);
+}
 
 std::span<const Poller::Ready> Poller::wait(std::int64_t timeout_ns) noexcept {
   // Rounded up: waking a moment after a deadline is right, spinning until it is not.

@@ -31,7 +31,7 @@ namespace {
 /// A pool that this machine can never fill is refused now: touching its pages would end in a signal, not in an error.
 void check_size(std::uint64_t bytes) {
   if (bytes == 0) throw Error(Code::invalid_argument, "allocate a pool: it must have at least one byte");
-  struct sysinfo machine {};
+  struct sysinfo machine{};
   if (::sysinfo(&machine) != 0) return;
   const std::uint64_t memory = (std::uint64_t{machine.totalram} + machine.totalswap) * machine.mem_unit;
   if (bytes > memory) {
@@ -79,11 +79,15 @@ Registry& registry() {
   return *instance;
 }
 
-std::uintptr_t address_of(const std::byte* base) noexcept { return reinterpret_cast<std::uintptr_t>(base); }
+std::uintptr_t address_of(const std::byte* base) noexcept {
+  return reinterpret_cast<std::uintptr_t>(base);
+}
 
 }  // namespace
 
-MappedBytes::~MappedBytes() { ::munmap(base_, bytes_); }
+MappedBytes::~MappedBytes() {
+  ::munmap(base_, bytes_);
+}
 
 std::shared_ptr<Pool> Pool::create(std::uint64_t bytes) {
   UniqueFd fd = make_memfd(bytes);

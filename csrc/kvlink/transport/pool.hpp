@@ -48,7 +48,8 @@ class Pool {
   [[nodiscard]] int fd() const noexcept { return fd_.value(); }
 
   /// A new descriptor for a peer, which neither it nor anyone it passes it to can map or write writable.
-  /// Throws Error(out_of_memory) when descriptors run out, Error(lane_unavailable) when the kernel can give no such promise.
+  /// Throws Error(out_of_memory) when descriptors run out, Error(lane_unavailable) when the kernel can give no such
+  /// promise.
   [[nodiscard]] UniqueFd open_read_only() const;
 
  private:

@@ -57,11 +57,17 @@ void SliceJob::run(std::uint64_t slice) noexcept {
   if (is_over(now)) waker_.ring();
 }
 
-void SliceJob::stop() noexcept { word_.fetch_or(kStopped); }
+void SliceJob::stop() noexcept {
+  word_.fetch_or(kStopped);
+}
 
-bool SliceJob::over() const noexcept { return is_over(word_.load()); }
+bool SliceJob::over() const noexcept {
+  return is_over(word_.load());
+}
 
-std::uint64_t SliceJob::moved_bytes() const noexcept { return moved_.load(std::memory_order_relaxed); }
+std::uint64_t SliceJob::moved_bytes() const noexcept {
+  return moved_.load(std::memory_order_relaxed);
+}
 
 void SliceJob::fail(const SliceFailure& failure) noexcept {
   {
@@ -98,7 +104,9 @@ std::vector<StreamRange> SliceJob::missing() const {
 SlicedTransfer::SlicedTransfer(std::unique_ptr<const SliceCopier> copier, CopyThreads& threads, const Waker& waker)
     : threads_(threads), job_(std::make_shared<SliceJob>(std::move(copier), waker)) {}
 
-SlicedTransfer::~SlicedTransfer() { job_->stop(); }
+SlicedTransfer::~SlicedTransfer() {
+  job_->stop();
+}
 
 void SlicedTransfer::start() noexcept {
   const std::int64_t before = now_ns();
@@ -122,9 +130,13 @@ void SlicedTransfer::cancel() noexcept {
   job_->stop();
 }
 
-bool SlicedTransfer::drained() const noexcept { return job_->over(); }
+bool SlicedTransfer::drained() const noexcept {
+  return job_->over();
+}
 
-std::uint64_t SlicedTransfer::moved_bytes() const noexcept { return job_->moved_bytes(); }
+std::uint64_t SlicedTransfer::moved_bytes() const noexcept {
+  return job_->moved_bytes();
+}
 
 std::optional<Failure> SlicedTransfer::failure() const {
   if (const auto failed = job_->failure()) {
@@ -132,10 +144,13 @@ std::optional<Failure> SlicedTransfer::failure() const {
     if (failed->error_number != 0) message += std::string(": ") + std::strerror(failed->error_number);
     return Failure{failed->code, std::move(message)};
   }
-  if (cancelled_ && !job_->missing().empty()) return Failure{Code::cancelled, "the copy was stopped before all of it was done"};
+  if (cancelled_ && !job_->missing().empty())
+    return Failure{Code::cancelled, "the copy was stopped before all of it was done"};
   return std::nullopt;
 }
 
-std::vector<StreamRange> SlicedTransfer::missing() const { return job_->missing(); }
+std::vector<StreamRange> SlicedTransfer::missing() const {
+  return job_->missing();
+}
 
 }  // namespace kvlink::transport

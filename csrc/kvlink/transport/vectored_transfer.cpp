@@ -64,9 +64,8 @@ class ReadBatch {
     std::size_t local_first = 0;
     std::size_t remote_first = 0;
     while (bytes_ > 0) {
-      const ssize_t got =
-          ::process_vm_readv(source_.pid, &local_[local_first], local_count_ - local_first, &remote_[remote_first],
-                             remote_count_ - remote_first, 0);
+      const ssize_t got = ::process_vm_readv(source_.pid, &local_[local_first], local_count_ - local_first,
+                                             &remote_[remote_first], remote_count_ - remote_first, 0);
       if (got < 0 && errno == EINTR) continue;
       if (got <= 0) return failure_of(got < 0 ? errno : EFAULT);
       const auto count = static_cast<std::uint64_t>(got);

@@ -15,7 +15,9 @@ Waker::Waker() : fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (fd_ < 0) throw Error(Code::out_of_memory, std::string("open an eventfd: ") + std::strerror(errno));
 }
 
-Waker::~Waker() { ::close(fd_); }
+Waker::~Waker() {
+  ::close(fd_);
+}
 
 void Waker::ring() const noexcept {
   const std::uint64_t one = 1;

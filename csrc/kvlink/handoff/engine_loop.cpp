@@ -1,0 +1,188 @@
+// The progress thread: one turn after another over tasks, UCX, timers, transfers and connections.
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "kvlink/clock.hpp"
+#include "kvlink/handoff/engine.hpp"
+
+namespace kvlink::handoff {
+namespace {
+
+/// A loop that was busy keeps looking for this long before it sleeps: an answer often comes within it.
+constexpr std::int64_t kSpinNs = 20'000;
+constexpr std::int64_t kLongestSleepNs = 60'000 * kNsPerMs;
+
+/// Signals belong to the application's threads.
+void block_signals() noexcept {
+  sigset_t all;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
+}
+
+}  // namespace
+
+void Engine::run() noexcept {
+  block_signals();
+  ::pthread_setname_np(::pthread_self(), "kvlink-progress");
+  while (!stop_) {
+    const bool busy = turn();
+    if (drain_until_ns_ != 0 && ((pulls_.drained() && offers_.drained()) || now_ns() >= drain_until_ns_)) break;
+    sleep_or_spin(busy);
+  }
+  finish_thread();
+}
+
+bool Engine::turn() noexcept {
+  bool busy = run_tasks();
+  if (services_.ucx) busy = services_.ucx->progress() != 0 || busy;
+  const std::int64_t now = now_ns();
+  busy = offers_.turn(now) || busy;
+  busy = pulls_.turn(now) || busy;
+  drop_lost();
+  flush_channels();
+  return busy;
+}
+
+bool Engine::run_tasks() {
+  std::vector<std::function<void()>> tasks;
+  {
+    const std::lock_guard lock(mutex_);
+    tasks.swap(tasks_);
+  }
+  for (const auto& task : tasks) task();
+  return !tasks.empty();
+}
+
+std::int64_t Engine::sleep_ns(std::int64_t now) noexcept {
+  const std::int64_t deadline = std::min(offers_.next_deadline(), pulls_.next_deadline());
+  const std::int64_t until = drain_until_ns_ == 0 ? deadline : std::min(deadline, drain_until_ns_);
+  return until == std::numeric_limits<std::int64_t>::max() ? kLongestSleepNs
+                                                           : std::clamp<std::int64_t>(until - now, 0, kLongestSleepNs);
+}
+
+void Engine::sleep_or_spin(bool busy) {
+  const std::int64_t now = now_ns();
+  if (busy) busy_until_ns_ = now + kSpinNs;
+  const bool spin = now < busy_until_ns_ || (services_.ucx && !services_.ucx->arm());
+  for (const transport::Poller::Ready& ready : poller_.wait(spin ? 0 : sleep_ns(now))) {
+    if (ready.token == kWakerToken) services_.waker.clear();
+    if (ready.token < kFirstPeer) continue;
+    busy_until_ns_ = now_ns() + kSpinNs;
+    const PeerPtr found = peer(ready.token);
+    if (found && found->channel && ready.readable) serve(found);
+  }
+}
+
+void Engine::serve(const PeerPtr& served) {
+  const bool alive = served->channel->receive([&](const Header& header, std::span<const std::byte> body) {
+    if (!served->lost) dispatch(served, header, body);
+  });
+  if (!alive && !served->lost) {
+    served->lost = Failure{Code::peer_lost, served->channel->why()};
+  }
+}
+
+void Engine::dispatch(const PeerPtr& from, const Header& header, std::span<const std::byte> body) {
+  const AttemptId& attempt = header.attempt;
+  const bool reads_us = from->role == PeerRole::claimant;
+  const auto bad = [&](const char* what) {
+    services_.counters.protocol_errors.fetch_add(1);
+    from->lost = Failure{Code::protocol_error, std::string("the peer sent a malformed ") + what};
+  };
+  const bool for_source = header.kind == Kind::claim || header.kind == Kind::fetch || header.kind == Kind::credit ||
+                          header.kind == Kind::confirm || header.kind == Kind::cancel;
+  if (for_source != reads_us) return bad("message: it is not its part to send it");
+  switch (header.kind) {
+    case Kind::claim:
+      if (const auto claim = parse_claim(body)) return offers_.on_claim(from, attempt, *claim);
+      return bad("CLAIM");
+    case Kind::fetch:
+      if (const auto fetch = parse_fetch(body)) return offers_.on_fetch(from, attempt, *fetch);
+      return bad("FETCH");
+    case Kind::credit:
+      if (const auto chunks = parse_number(body)) return offers_.on_credit(from, attempt, *chunks);
+      return bad("CREDIT");
+    case Kind::confirm:
+      if (const auto bytes = parse_number(body)) return offers_.on_confirm(from, attempt, *bytes);
+      return bad("CONFIRM");
+    case Kind::cancel:
+      return offers_.on_cancel(from, attempt);
+    case Kind::grant:
+      if (auto grant = parse_grant(body)) return pulls_.on_grant(from, attempt, std::move(*grant));
+      return bad("GRANT");
+    case Kind::refuse:
+      if (const auto refuse = parse_refuse(body)) return pulls_.on_refuse(from, attempt, *refuse);
+      return bad("REFUSE");
+    case Kind::valid:
+      return pulls_.on_valid(from, attempt);
+  }
+}
+
+void Engine::lose(const PeerPtr& lost, Failure failure) {
+  if (!lost->lost) lost->lost = std::move(failure);
+}
+
+void Engine::drop_lost() {
+  for (auto found = peers_.begin(); found != peers_.end();) {
+    const PeerPtr each = found->second;
+    if (!each->lost) {
+      ++found;
+      continue;
+    }
+    each->state = PeerState::lost;
+    {
+      const std::lock_guard lock(mutex_);
+      alive_.erase(each->id);
+    }
+    pulls_.on_peer_lost(each);
+    offers_.on_peer_lost(each);
+    if (each->channel) {
+      (void)each->channel->flush();  // So that the peer still learns why, if it listens.
+      poller_.forget(each->channel->fd());
+      each->channel.reset();
+    }
+    each->reach.close();
+    found = peers_.erase(found);
+  }
+}
+
+void Engine::flush_channels() {
+  for (const auto& [id, each] : peers_) {
+    if (!each->channel || each->channel->outbox().empty()) continue;
+    if (!each->channel->flush()) lose(each, {Code::peer_lost, each->channel->why()});
+    poller_.want_writable(each->channel->fd(), id, each->channel->wants_writable());
+  }
+}
+
+void Engine::finish_thread() {
+  flush_channels();
+  // Order matters: nothing may write this node's memory once its blocks are called released.
+  services_.copy_threads.reset();
+  for (const auto& [id, each] : peers_) {
+    lose(each, {Code::closed, "the node was closed"});
+  }
+  drop_lost();
+  pulls_.release_all();
+  registrations_.clear();
+  if (services_.ucx) poller_.forget(services_.ucx->event_fd());
+  services_.ucx.reset();
+  services_.bells->ring();
+}
+
+PeerPtr Engine::peer(std::uint64_t id) const {
+  const auto found = peers_.find(id);
+  return found == peers_.end() ? nullptr : found->second;
+}
+
+PeerPtr Engine::peer_or_lost(std::uint64_t id) const {
+  if (PeerPtr found = peer(id)) return found;
+  auto lost = std::make_shared<Peer>();
+  lost->state = PeerState::lost;
+  lost->lost = Failure{Code::peer_lost, "the connection to the source is gone"};
+  return lost;
+}
+
+}  // namespace kvlink::handoff
