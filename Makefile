@@ -55,7 +55,8 @@ lint: install
 	$(BIN)/ruff check $(PY_FILES)
 	$(BIN)/ruff format --check $(PY_FILES)
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+	@echo clang-format: $(words $(CXX_FILES)) files
+	@$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 
 format: install
 	$(BIN)/ruff format $(PY_FILES)

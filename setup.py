@@ -59,7 +59,7 @@ class BuildNative(build_ext):
         def compile_one(source: str) -> str:
             ours = source in SOURCES
             output = (OBJECTS / (source if ours else "nanobind.cpp")).with_suffix(".o")
-            own = WARNINGS if ours else ["-w", "-fno-strict-aliasing", f"-I{nanobind}/ext/robin_map/include"]
+            own = WARNINGS if ours else ["-Os", "-w", "-fno-strict-aliasing", f"-I{nanobind}/ext/robin_map/include"]
             command = shlex.join([*cxx, *flags, "-MMD", "-c", source, "-o", str(output)])
             if not is_current(output, command):
                 output.parent.mkdir(parents=True, exist_ok=True)

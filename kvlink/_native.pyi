@@ -223,6 +223,9 @@ class Engine:
         End a connection, or an attempt at one; what lives on it fails with this error class and message.
         """
 
+    def is_peer_lost(self, peer: int) -> bool:
+        """Return whether the connection, or the attempt at one, is over. Cheap."""
+
     def peers(self) -> list[dict[str, Any]]:
         """Return how each peer stands."""
 
@@ -232,11 +235,15 @@ class Engine:
     def counters(self) -> dict[str, int]:
         """Return the engine's counters."""
 
-    def offer(self, *, blocks: Sequence[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], num_tokens: int, ttl_ms: int, readers: int, payload: bytes, label: str) -> Handoff:
-        """Offer blocks to be read."""
+    def offer(self, *, blocks: Sequence[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], num_tokens: int, ttl_ms: int, readers: int, payload: bytes, label: str, minted: tuple[bytes, int] | None = None) -> Handoff:
+        """
+        Offer blocks to be read. `minted` is the (epoch, sequence) of a ticket made elsewhere.
+        """
 
-    def pull(self, peer: int, *, epoch: bytes, sequence: int, blocks: Sequence[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], num_tokens: int, skip_tokens: int, deadline_ms: int, lane: str, label: str) -> Handoff:
-        """Read an offer's blocks. `lane` may be empty: the peer's best."""
+    def pull(self, sources: Sequence[tuple[int, bytes, int]], *, blocks: Sequence[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], num_tokens: int, skip_tokens: int, deadline_ms: int, lane: str, label: str) -> Handoff:
+        """
+        Read an offer's blocks from its sources, each a (peer, epoch, sequence). `lane` may be empty: each peer's best.
+        """
 
 class Handoff:
     """One handoff of this node. Thread-safe."""
@@ -269,7 +276,7 @@ class Handoff:
     def error(self) -> tuple[str, str] | None: ...
 
     @property
-    def failed(self) -> list[tuple[str, int, str, int, int]]: ...
+    def failed(self) -> list[tuple[str, str, str, int, int]]: ...
 
     @property
     def valid_prefix_tokens(self) -> int: ...

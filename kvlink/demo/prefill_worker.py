@@ -17,7 +17,7 @@ from kvlink.errors import DeadlineExceeded
 __all__ = ["PrefillWorker", "run_prefill"]
 
 # Longer than any answer takes: a ticket waits while its decode worker is busy with the one before.
-_LEASE_S = 150.0
+_LEASE_S = 600.0
 
 
 def run_prefill(name: str, language_model: LanguageModel, channel: Channel) -> None:
@@ -86,8 +86,10 @@ class PrefillWorker:
             elif isinstance(message, m.Answered):
                 self._scheduler.release(self._placements.pop(message.handoff))
                 self._answered[message.handoff].set()
-        # Without a parent nobody carries the ticket that a handoff may be waiting for: this ends it.
+        # Without a parent nobody carries a ticket, or says that an answer is complete: end the wait for either.
         self._node.close()
+        for answered in list(self._answered.values()):
+            answered.set()
         self._requests.put(None)
 
     def _serve_request(self, message: m.Prefill) -> None:
@@ -97,17 +99,22 @@ class PrefillWorker:
         prefill_s = time.monotonic() - start
         self._channel.send(m.Prefilled(message.request, prompt_tokens=prefilled.num_tokens, prefill_s=prefill_s))
         for round_index in range(message.handoffs):
-            self._hand_off(m.HandoffName(message.request, round_index), prefilled, message.max_new_tokens)
+            handoff = m.HandoffName(message.request, round_index)
+            self._hand_off(handoff, prefilled, message.max_new_tokens)
+            # The next handoff of the same request is not to wait behind this one's answer. The next
+            # request may: its prefill runs meanwhile.
+            if round_index + 1 < message.handoffs and not self._answered[handoff].wait(_LEASE_S):
+                raise DeadlineExceeded(f"answer request {message.request}: not done in {_LEASE_S:g} s")
         self._engine.release(prefilled.blocks)
         self._channel.send(m.Released(message.request))
 
     def _hand_off(self, handoff: m.HandoffName, prefilled: Prefilled, max_new_tokens: int) -> None:
-        """Place the request, hand it over, and wait for the answer, so that no handoff waits for the one before."""
+        """Place the request on a decode worker, and hand it over: on return that worker has read everything."""
         placement = self._scheduler.place_blocking(
             num_tokens=prefilled.num_tokens + max_new_tokens, deadline_s=_LEASE_S
         )
         self._placements[handoff] = placement
-        self._answered[handoff] = answered = threading.Event()
+        self._answered[handoff] = threading.Event()
         self._under_way = handoff
         self._started_s = time.monotonic()
         self._scheduler.hand_off_blocking(
@@ -118,10 +125,6 @@ class PrefillWorker:
             label=f"request-{handoff.request}",
             payload=FirstToken(prefilled.first_token).pack(),
         )
-        if not answered.wait(timeout=_LEASE_S):
-            raise DeadlineExceeded(
-                f"answer request {handoff.request}: {placement.worker} was not done in {_LEASE_S:g} s"
-            )
 
     def _sender_to(self, decode_worker: str) -> Callable[[dict[str, object]], None]:
         def send_ticket(ticket: dict[str, object]) -> None:

@@ -24,7 +24,7 @@ _REQUESTS_PER_DECODE_WORKER = 2
 # Prompts that a prefill worker is sent before it is done with the first: it must not wait for the parent.
 _PROMPTS_PER_PREFILL_WORKER = 2
 # Longer than any single step may take: a first conversion, or a prefill of thousands of tokens on a busy machine.
-_SILENCE_S = 180.0
+_SILENCE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ class DemoRun:
         while not self._is_loaded():
             self._handle_next()
         self._display.begin_answers(self._options)
-        while self._to_prefill or any(worker.requests for worker in self._prefill.values()):
+        while len(self._rows) < len(self._requests) * len(self._options.lanes):
             self._send_prompts()
             self._handle_next()
         return sorted(self._rows, key=lambda row: row["request"])
@@ -200,9 +200,11 @@ class DemoRun:
         )
         needed = blocks_for(prompt_tokens + self._options.max_new_tokens, block_tokens=_BLOCK_TOKENS)
         share = _REQUESTS_PER_DECODE_WORKER * needed
-        shares = dict.fromkeys(self._decode, share)
+        names = deque(self._decode)
         for worker in self._prefill.values():
+            shares = dict.fromkeys(names, share)
             worker.process.send(m.OpenPool(num_blocks=needed, block_tokens=_BLOCK_TOKENS, decode_blocks=shares))
+            names.rotate(-1)  # Schedulers that know nothing of each other must not all start with the same worker.
         for process in self._decode.values():
             num_blocks = share * len(self._prefill)
             process.send(m.OpenPool(num_blocks=num_blocks, block_tokens=_BLOCK_TOKENS, decode_blocks={}))

@@ -54,6 +54,7 @@ class PagedPool:
         self.num_blocks = num_blocks
         shape = (num_layers, 2, num_blocks, block_tokens, num_kv_heads, head_dim)
         self.tensor: torch.Tensor = torch.from_dlpack(kvlink.empty(shape, str(dtype).removeprefix("torch.")))
+        self.tensor.zero_()  # So that the first transfer does not wait for pages that nobody has touched.
         self.allocator = BlockAllocator(num_blocks, shuffle_seed=shuffle_seed)
         self._cache: KVCache | None = None
 

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "check.hpp"
 #include "kvlink/transport/mapping.hpp"
@@ -74,6 +75,16 @@ void a_pool_is_found_by_every_address_in_it() {
   CHECK(Pool::find(gone) == nullptr);
 }
 
+void pools_that_are_gone_hide_no_later_one() {
+  constexpr std::uint64_t kPage = 4096;
+  constexpr std::size_t kCount = 64;
+  std::vector<std::shared_ptr<Pool>> small;
+  for (std::size_t i = 0; i < kCount; ++i) small.push_back(Pool::create(kPage));
+  small.clear();
+  const auto large = Pool::create(kCount * kPage);  // most likely where the small ones were
+  for (std::size_t i = 0; i < kCount; ++i) CHECK(Pool::find(address(large->base()) + i * kPage) == large);
+}
+
 void sizes_that_cannot_be_are_refused() {
   CHECK(test::code_thrown_by([] { (void)Pool::create(0); }) == Code::invalid_argument);
   CHECK(test::code_thrown_by([] { (void)Pool::create(~std::uint64_t{0}); }) == Code::out_of_memory);
@@ -136,6 +147,7 @@ int main() {
       {{"a pool is zeroed and shared with its mapping", a_pool_is_zeroed_and_shared_with_its_mapping},
        {"nothing writes or resizes it through a descriptor", nothing_writes_or_resizes_it_through_a_descriptor},
        {"a pool is found by every address in it", a_pool_is_found_by_every_address_in_it},
+       {"pools that are gone hide no later one", pools_that_are_gone_hide_no_later_one},
        {"sizes that cannot be are refused", sizes_that_cannot_be_are_refused},
        {"hostile descriptors are refused and closed", hostile_descriptors_are_refused_and_closed},
        {"running out of descriptors is a typed error", running_out_of_descriptors_is_a_typed_error},

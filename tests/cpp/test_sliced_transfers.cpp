@@ -78,6 +78,19 @@ class Copying {
     test::copy_by_the_book(*plan_, pool_->base(), expected.data());
     CHECK(std::memcmp(target_, expected.data(), bytes_) == 0);
   }
+  /// What is not missing must be right.
+  void check_what_arrived(const Transfer& transfer) const {
+    std::uint64_t begin = 0;
+    auto missing = transfer.missing();
+    missing.push_back({plan_->total_bytes(), plan_->total_bytes()});
+    for (const StreamRange& gap : missing) {
+      plan_->visit(begin, gap.begin, [this](const plan::StridedCopy& copy) {
+        CHECK(copy.inner == 1 && copy.outer == 1);
+        CHECK(std::memcmp(target_ + copy.target_offset, pool_->base() + copy.source_offset, copy.run_bytes) == 0);
+      });
+      begin = gap.end;
+    }
+  }
   void check_whole(const Transfer& transfer) const {
     CHECK(!transfer.failure());
     CHECK(transfer.moved_bytes() == plan_->total_bytes());
@@ -211,6 +224,7 @@ void a_kill_in_the_middle_loses_only_what_did_not_arrive() {
     CHECK(missing + transfer->moved_bytes() == copying.plan_->total_bytes());
     if (missing == 0) continue;  // on a busy machine all may be over before the kill
     CHECK(transfer->failure() && transfer->failure()->code == Code::peer_lost);
+    copying.check_what_arrived(*transfer);
     return;
   }
   std::fprintf(stderr, "no kill came in the middle\n");
@@ -218,13 +232,14 @@ void a_kill_in_the_middle_loses_only_what_did_not_arrive() {
 }
 
 void memory_that_the_peer_unmapped_is_an_error_of_the_transfer() {
-  Copying copying({.block_bytes = 65'536, .blocks = 64, .moved = 64});
-  const Child child(copying.pool_->base(), copying.bytes_, copying.bytes_ / 2);
+  Copying copying({.block_bytes = 65'536, .blocks = 640, .moved = 640}, 1);
+  const Child child(copying.pool_->base(), copying.bytes_, copying.bytes_ - 65'536);
   auto transfer = copying.vectored(child.open());
   transfer->start();
   drive(*transfer, copying.waker_);
   CHECK(transfer->failure() && transfer->failure()->code == Code::transport_failed);
   CHECK(!transfer->missing().empty());
+  copying.check_what_arrived(*transfer);
 }
 
 void reading_what_is_not_permitted_is_an_unavailable_lane() {

@@ -163,10 +163,9 @@ def test_a_block_that_another_pull_writes_or_an_offer_reads_is_busy(opened: Pair
         (Geometry(head_dim=16), ("dim", "8", "16")),
         (Geometry(heads=4), ("head", "2", "4")),
         (Geometry(dtype="float16"), ("dtype", "float32", "float16")),
-        (Geometry(block_tokens=8), ("block", "4", "8")),
         (Geometry(layers=("layers.0", "layers.7")), ("layer", "layers.1", "layers.7")),
     ],
-    ids=["head-dim", "heads", "dtype", "block-tokens", "layers"],
+    ids=["head-dim", "heads", "dtype", "layers"],
 )
 def test_layouts_that_cannot_be_paired_are_refused_with_the_field_and_both_values(
     opened: Pair, target: Geometry, named: tuple[str, ...]

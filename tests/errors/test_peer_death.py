@@ -14,7 +14,7 @@ from helpers.processes import Pair, wait_until
 from kvlink import errors
 from kvlink.testing import Worker, WorkerFailed
 
-BLOCKS = 128  # of 2 MiB: tens of milliseconds on the fastest lane with one copy thread
+BLOCKS = 64  # of 2 MiB: ten milliseconds or more on the fastest lane with one copy thread
 EVERYTHING = Request(source_blocks=tuple(range(BLOCKS)), target_blocks=tuple(range(BLOCKS)), num_tokens=4 * BLOCKS)
 ONE_BLOCK = Request(source_blocks=(5,), target_blocks=(9,), num_tokens=4)
 
@@ -23,8 +23,16 @@ NOTICED_S = 3.0
 
 
 @pytest.fixture
-def large(own_pair: Pair) -> Pair:
+def large(pair: Pair) -> Pair:
     """A connected pair whose transfer of everything can be caught in the middle."""
+    pair.open_large(BLOCKS)
+    hand_over_one_block(pair)
+    return pair
+
+
+@pytest.fixture
+def doomed(own_pair: Pair) -> Pair:
+    """The same with processes of the test's own, one of which it kills."""
     own_pair.open_large(BLOCKS)
     hand_over_one_block(own_pair)
     return own_pair
@@ -43,39 +51,39 @@ def assert_nothing_held(worker: Worker) -> None:
     assert not any(worker.call("holds").values())
 
 
-def test_a_source_killed_in_the_middle_of_a_pull_fails_it_typed(large: Pair, spawn: Callable[..., Worker]) -> None:
-    _, ticket = large.offer(EVERYTHING)
-    pulled = large.pull(ticket, EVERYTHING, deadline_s=20)
-    state = large.target.call("signal_when_moving", pulled, pid=large.source.pid, signum=signal.SIGKILL)
+def test_a_source_killed_in_the_middle_of_a_pull_fails_it_typed(doomed: Pair, spawn: Callable[..., Worker]) -> None:
+    _, ticket = doomed.offer(EVERYTHING)
+    pulled = doomed.pull(ticket, EVERYTHING, deadline_s=20)
+    state = doomed.target.call("signal_when_moving", pulled, pid=doomed.source.pid, signum=signal.SIGKILL)
     began = time.monotonic()
     with pytest.raises((errors.PeerLost, errors.TransportFailed)) as caught:
-        large.target.call("wait", pulled)
+        doomed.target.call("wait", pulled)
     assert state == "moving"
     assert time.monotonic() - began < NOTICED_S
     assert caught.value.failed
     assert caught.value.valid_prefix_tokens < EVERYTHING.num_tokens
-    large.target.call("wait_released", pulled, timeout_s=NOTICED_S)
-    assert_nothing_held(large.target)
+    doomed.target.call("wait_released", pulled, timeout_s=NOTICED_S)
+    assert_nothing_held(doomed.target)
 
-    large.source.kill()
-    large.source = spawn(large.lane.env)
-    large.source.call("open", large.geometry, Placement(num_blocks=16, memory=large.lane.memory), seed=7)
-    hand_over_one_block(large)
+    doomed.source.kill()
+    doomed.source = spawn(doomed.lane.env)
+    doomed.source.call("open", doomed.geometry, Placement(num_blocks=16, memory=doomed.lane.memory), seed=7)
+    hand_over_one_block(doomed)
 
 
-def test_a_target_killed_in_the_middle_of_a_pull_frees_the_offer(large: Pair, spawn: Callable[..., Worker]) -> None:
-    offered, ticket = large.offer(EVERYTHING, ttl_s=2)
-    pulled = large.pull(ticket, EVERYTHING, deadline_s=20)
+def test_a_target_killed_in_the_middle_of_a_pull_frees_the_offer(doomed: Pair, spawn: Callable[..., Worker]) -> None:
+    offered, ticket = doomed.offer(EVERYTHING, ttl_s=2)
+    pulled = doomed.pull(ticket, EVERYTHING, deadline_s=20)
     with pytest.raises(WorkerFailed, match="ended with -9"):
-        large.target.call("signal_when_moving", pulled, pid=large.target.pid, signum=signal.SIGKILL)
+        doomed.target.call("signal_when_moving", pulled, pid=doomed.target.pid, signum=signal.SIGKILL)
 
-    large.target = spawn(large.lane.env)
-    large.target.call("open", large.geometry, Placement(num_blocks=16, memory=large.lane.memory), seed=7)
-    hand_over_one_block(large)
+    doomed.target = spawn(doomed.lane.env)
+    doomed.target.call("open", doomed.geometry, Placement(num_blocks=16, memory=doomed.lane.memory), seed=7)
+    hand_over_one_block(doomed)
 
-    said = large.source.call("wait_released", offered, timeout_s=2 + NOTICED_S)
+    said = doomed.source.call("wait_released", offered, timeout_s=2 + NOTICED_S)
     assert said.error in ("PeerLost", "TicketExpired")
-    assert_nothing_held(large.source)
+    assert_nothing_held(doomed.source)
 
 
 def test_a_source_stopped_in_the_middle_of_a_pull_exceeds_the_deadline(large: Pair) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import kvlink
-from helpers.patterns import Geometry, Placement, canonical, carve, flat_bytes, random_bytes
+from helpers.patterns import Geometry, Placement, canonical, carve, fill_random, flat_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +54,9 @@ class NodeWorker:
             self._flat = np.frombuffer(self._owner, dtype=np.uint8)
         else:
             self._flat = np.empty(size, dtype=np.uint8)
-        self._flat[:] = random_bytes(size, seed=seed)
+        fill_random(self._flat, seed=seed)
         cache = kvlink.KVCache.from_tensors(
-            carve(self._flat, geometry, placement), axes=placement.axes_text, block_tokens=geometry.block_tokens
+            carve(self._flat, geometry, placement), axes=placement.axes_text, block_tokens=placement.block_tokens
         )
         started = time.perf_counter()
         self._node = kvlink.Node(cache, name=options.pop("name", f"worker-{os.getpid()}"), **options)
@@ -180,7 +180,7 @@ class NodeWorker:
 
     def fill(self, *, seed: int) -> None:
         """Overwrite all of the memory, as an engine that reuses its blocks does."""
-        self._flat[:] = random_bytes(self._flat.size, seed=seed)
+        fill_random(self._flat, seed=seed)
 
     def checksums(self, blocks: list[int]) -> list[int]:
         """One number for all that each block holds, the same on both sides of a right handoff."""

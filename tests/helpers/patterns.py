@@ -11,6 +11,7 @@ import numpy as np
 FUSED_AXES = ("kv", "block", "token", "head", "dim")
 APART_AXES = ("block", "token", "head", "dim")
 COMPONENTS = ("k", "v")
+_LARGE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +19,6 @@ class Geometry:
     """What both sides of a handoff agree on."""
 
     layers: tuple[str, ...] = ("layers.0", "layers.1")
-    block_tokens: int = 4
     heads: int = 2
     head_dim: int = 8
     dtype: str = "float32"
@@ -26,7 +26,7 @@ class Geometry:
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """How one side puts its tensors into one flat piece of memory.
+    """How one side cuts the cache into blocks and puts its tensors into one flat piece of memory.
 
     `axes` names the dimensions of each tensor from the slowest to the fastest. `interleaved`
     makes the layers slices of one tensor whose layer dimension stands at `layer_position`.
@@ -35,6 +35,7 @@ class Placement:
     """
 
     num_blocks: int = 8
+    block_tokens: int = 4
     axes: tuple[str, ...] = FUSED_AXES
     layer_order: tuple[int, ...] | None = None
     interleaved: bool = False
@@ -92,9 +93,17 @@ def canonical(tensors: Mapping[str, Any], placement: Placement) -> dict[tuple[st
     return found
 
 
-def random_bytes(size: int, *, seed: int) -> np.ndarray:
-    """The same random bytes for the same seed, in any process."""
-    return np.frombuffer(np.random.default_rng(seed).bytes(size), dtype=np.uint8).copy()
+def fill_random(flat: np.ndarray, *, seed: int) -> None:
+    """Fill memory with the same random bytes for the same seed and size, in any process.
+
+    Large memory, of which only the time that it takes to move matters, gets a few in each page.
+    """
+    rng = np.random.default_rng(seed)
+    if flat.size < _LARGE_BYTES:
+        flat[:] = np.frombuffer(rng.bytes(flat.size), dtype=np.uint8)
+        return
+    pages = flat[: flat.size // 4096 * 4096].reshape(-1, 4096)
+    pages[:, :8] = np.frombuffer(rng.bytes(8 * len(pages)), dtype=np.uint8).reshape(-1, 8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +127,8 @@ class Side:
     @classmethod
     def random(cls, geometry: Geometry, placement: Placement, *, seed: int) -> Side:
         """A side whose memory, gaps and padding included, is full of the seed's bytes."""
-        flat = random_bytes(flat_bytes(geometry, placement), seed=seed)
+        flat = np.empty(flat_bytes(geometry, placement), dtype=np.uint8)
+        fill_random(flat, seed=seed)
         return cls(flat=flat, geometry=geometry, placement=placement)
 
     def components(self) -> dict[tuple[str, str], np.ndarray]:
@@ -128,15 +138,18 @@ class Side:
 
 def hand_over(source: Side, target: Side, request: Request) -> None:
     """What a handoff has to do, one token at a time, by the layouts' own NumPy views."""
-    block_tokens = source.geometry.block_tokens
     read, written = source.components(), target.components()
     for token in range(request.skip_tokens, request.num_tokens):
-        from_block = request.source_blocks[token // block_tokens]
-        to_block = request.target_blocks[token // block_tokens]
+        from_block, from_offset = _place(token, request.source_blocks, source.placement)
+        to_block, to_offset = _place(token, request.target_blocks, target.placement)
         if to_block < 0:
             continue
         for key in written:
-            written[key][to_block, token % block_tokens] = read[key][from_block, token % block_tokens]
+            written[key][to_block, to_offset] = read[key][from_block, from_offset]
+
+
+def _place(token: int, blocks: Sequence[int], placement: Placement) -> tuple[int, int]:
+    return blocks[token // placement.block_tokens], token % placement.block_tokens
 
 
 def first_difference(found: np.ndarray, expected: np.ndarray) -> str:
@@ -163,7 +176,7 @@ def _tensors(geometry: Geometry, placement: Placement) -> list[tuple[tuple[int, 
     lengths = {
         "kv": 2,
         "block": placement.num_blocks,
-        "token": geometry.block_tokens,
+        "token": placement.block_tokens,
         "head": geometry.heads,
         "dim": geometry.head_dim,
     }

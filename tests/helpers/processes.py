@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ class Pair:
 
         Each block is 2 MiB. No reference is kept: `assert_equal_blocks` compares block by block.
         """
-        self.geometry = Geometry(layers=("layers.0",), block_tokens=4, heads=8, head_dim=8192)
+        self.geometry = Geometry(layers=("layers.0",), heads=8, head_dim=8192)
         placement = Placement(num_blocks=blocks, memory=self.lane.memory)
         self.source.start("open", self.geometry, placement, seed=2, name="source", copy_threads=1)
         self.target.start("open", self.geometry, placement, seed=3, name="target", copy_threads=1)
@@ -123,12 +123,12 @@ class Pair:
         return [count for worker in (self.source, self.target) for count in worker.call("holds").values()]
 
 
-def wait_until(condition: Any, *, timeout_s: float, what: str) -> None:
+def wait_until(condition: Callable[[], object], *, timeout_s: float, what: str | Callable[[], str]) -> None:
     """Wait for something that has no event of its own, such as the kernel's view of a process."""
     deadline = time.monotonic() + timeout_s
     poller = select.poll()
     while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what if isinstance(what, str) else what()}"
         poller.poll(5)
 
 

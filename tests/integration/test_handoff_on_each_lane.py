@@ -81,11 +81,27 @@ def test_tables_may_be_longer_than_the_sequence(pair: Pair) -> None:
 
 def test_layouts_that_order_their_axes_differently_agree_on_every_element(pair: Pair) -> None:
     memory = pair.lane.memory
-    geometry = Geometry(layers=("a", "b", "c"), block_tokens=5, heads=3, head_dim=6, dtype="uint16")
-    fused = Placement(memory=memory, axes=("block", "kv", "head", "token", "dim"), padding=(0, 1, 0, 0, 2))
-    apart = Placement(memory=memory, num_blocks=11, axes=("head", "block", "token", "dim"), layer_order=(2, 0, 1))
+    geometry = Geometry(layers=("a", "b", "c"), heads=3, head_dim=6, dtype="uint16")
+    fused = Placement(
+        memory=memory, block_tokens=5, axes=("block", "kv", "head", "token", "dim"), padding=(0, 1, 0, 0, 2)
+    )
+    apart = Placement(
+        memory=memory, block_tokens=5, num_blocks=11, axes=("head", "block", "token", "dim"), layer_order=(2, 0, 1)
+    )
     pair.open(geometry, source=fused, target=apart)
     pair.hand_over(Request(source_blocks=(7, 0, 3), target_blocks=(10, 2, 5), num_tokens=13))
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(4, 8), (6, 4), (3, 16), (16, 1)])
+def test_blocks_of_different_sizes_agree_on_every_token(pair: Pair, ours: int, theirs: int) -> None:
+    memory = pair.lane.memory
+    pair.open(
+        source=Placement(memory=memory, block_tokens=ours, num_blocks=40),
+        target=Placement(memory=memory, block_tokens=theirs, num_blocks=40),
+    )
+    source_blocks = tuple(range(30, 30 - -(-23 // ours), -1))
+    target_blocks = tuple(range(3, 3 + -(-23 // theirs)))
+    pair.hand_over(Request(source_blocks=source_blocks, target_blocks=target_blocks, num_tokens=23, skip_tokens=5))
 
 
 def test_layers_that_are_slices_of_one_tensor_are_moved_alone(pair: Pair) -> None:

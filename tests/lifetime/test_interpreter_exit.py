@@ -48,7 +48,10 @@ offer = a.offer(blocks=[1], num_tokens=4, ttl_s=100)
 began = threading.Event()
 def wait():
     began.set()
-    offer.wait(timeout_s=60)
+    try:
+        offer.wait(timeout_s=60)
+    except kvlink.errors.Closed:
+        pass
 threading.Thread(target=wait, daemon=True).start()
 began.wait(5)
 """,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,16 +49,38 @@ def established(pid: int) -> int:
     return count
 
 
-def check_killed(pair: Pair, victim: Worker, survivor: Worker, before: tuple[int, int, int]) -> None:
+def open_things(pid: int) -> dict[str, int]:
+    return {"pools": pools_mapped(pid), "descriptors": descriptors(pid), "connections": established(pid)}
+
+
+def open_things_once_up(worker: Worker) -> dict[str, int]:
+    """Count when the node's threads have opened all that they keep: once a stranger was turned away."""
+    host, _, port = worker.call("address").rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=5) as stranger:
+        stranger.sendall(b"\xff\xff\xff\xff")
+        while stranger.recv(4096):
+            pass
+    return open_things(worker.pid)
+
+
+def open_names(pid: int) -> list[str]:
+    return sorted(os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink())
+
+
+def check_killed(victim: Worker, survivor: Worker, before: dict[str, int]) -> None:
     pids = {victim.pid, survivor.pid}
     names = named_shared_memory(victim.pid) | named_shared_memory(survivor.pid)
     victim.kill()
 
     def as_before() -> bool:
-        now = (pools_mapped(survivor.pid), descriptors(survivor.pid), established(survivor.pid))
-        return all(count <= start for count, start in zip(now, before, strict=True))
+        now = open_things(survivor.pid)
+        return all(now[what] <= before[what] for what in before)
 
-    wait_until(as_before, timeout_s=5, what="the survivor let go of the dead peer's memory and sockets")
+    wait_until(
+        as_before,
+        timeout_s=5,
+        what=lambda: f"{before} is {open_things(survivor.pid)} again: {open_names(survivor.pid)}",
+    )
     survivor.kill()
     assert not [name for name in names if Path(name).exists()]
     assert not system_v_segments(pids)
@@ -65,18 +88,16 @@ def check_killed(pair: Pair, victim: Worker, survivor: Worker, before: tuple[int
 
 def test_killing_the_source_leaves_nothing_behind(own_pair: Pair) -> None:
     own_pair.open()
-    pid = own_pair.target.pid
-    before = (pools_mapped(pid), descriptors(pid), established(pid))
+    before = open_things_once_up(own_pair.target)
     own_pair.hand_over(REQUEST)
-    check_killed(own_pair, own_pair.source, own_pair.target, before)
+    check_killed(own_pair.source, own_pair.target, before)
 
 
 def test_killing_the_target_leaves_nothing_behind(own_pair: Pair) -> None:
     own_pair.open()
-    pid = own_pair.source.pid
-    before = (pools_mapped(pid), descriptors(pid), established(pid))
+    before = open_things_once_up(own_pair.source)
     own_pair.hand_over(REQUEST)
-    check_killed(own_pair, own_pair.target, own_pair.source, before)
+    check_killed(own_pair.target, own_pair.source, before)
 
 
 def test_a_peer_that_comes_back_again_and_again_leaves_no_descriptor_or_mapping(pair: Pair) -> None:
@@ -96,7 +117,7 @@ def test_a_peer_that_comes_back_again_and_again_leaves_no_descriptor_or_mapping(
     wait_until(
         lambda: pools_mapped(pid) <= before[0] and descriptors(pid) <= before[1],
         timeout_s=5,
-        what=f"12 reconnects leave {before}, not {(pools_mapped(pid), descriptors(pid))}",
+        what=lambda: f"12 reconnects leave {before}, not {open_things(pid)}: {open_names(pid)}",
     )
 
 

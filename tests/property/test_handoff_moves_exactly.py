@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 #: Handoffs a lane in the short form, which `make test` runs; five lanes make at least 300 cases.
 CASES_PER_LANE = int(os.environ.get("KVLINK_PROPERTY_CASES", "66"))
 #: A pair of layouts costs two nodes and a connection, so several handoffs share it.
-REQUESTS_PER_LAYOUT = 3
+REQUESTS_PER_LAYOUT = 2
 
+BLOCK_TOKENS = (4, 1, 2, 3, 8, 16)
 DTYPES = ("uint8", "float16", "float32", "float64")
 
 
@@ -35,11 +36,12 @@ class Case:
 
 
 @st.composite
-def placements(draw: st.DrawFn, geometry: Geometry, memory: str) -> Placement:
+def placements(draw: st.DrawFn, geometry: Geometry, memory: str, block_tokens: int) -> Placement:
     """Any way to lay the cache out: axes in any order, K and V fused or apart, gaps, padding, slices."""
     axes = tuple(draw(st.permutations(draw(st.sampled_from((FUSED_AXES, APART_AXES))))))
     return Placement(
         num_blocks=draw(st.integers(6, 13)),
+        block_tokens=block_tokens,
         axes=axes,
         layer_order=tuple(draw(st.permutations(range(len(geometry.layers))))),
         interleaved=draw(st.booleans()),
@@ -51,25 +53,32 @@ def placements(draw: st.DrawFn, geometry: Geometry, memory: str) -> Placement:
 
 
 @st.composite
-def requests(draw: st.DrawFn, block_tokens: int, source: Placement, target: Placement) -> Request:
+def requests(draw: st.DrawFn, source: Placement, target: Placement) -> Request:
     """A handoff whose length, prefix and tables sit on and next to the edges of blocks."""
-    most_blocks = min(source.num_blocks, target.num_blocks)
-    whole = draw(st.integers(1, most_blocks - 1)) * block_tokens
+    block_tokens = draw(st.sampled_from((source.block_tokens, target.block_tokens)))
+    most_tokens = min(side.num_blocks * side.block_tokens for side in (source, target))
+    whole = draw(st.integers(1, max(1, most_tokens // block_tokens - 1))) * block_tokens
     lengths = (whole + 1, whole, whole - 1, block_tokens + 1, block_tokens, block_tokens - 1, 1, 0)
-    num_tokens = draw(st.sampled_from(lengths))
+    num_tokens = min(most_tokens, draw(st.sampled_from(lengths)))
     edges = (0, 0, 0, 1, block_tokens, block_tokens + 1, num_tokens - 1, num_tokens)
     skip_tokens = min(num_tokens, max(0, draw(st.sampled_from(edges))))
 
-    count = blocks_for(num_tokens, block_tokens)
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    source_blocks = scattered(rng, source.num_blocks, count)
-    target_blocks = scattered(rng, target.num_blocks, count)
-    unwanted = rng.random(count) < draw(st.sampled_from((0.0, 0.0, 0.3, 0.8)))
-    in_prefix = (np.arange(count) + 1) * block_tokens <= skip_tokens
-    not_given = (unwanted | in_prefix) & (rng.random(count) < 0.5)
+    source_blocks = list(scattered(rng, source.num_blocks, blocks_for(num_tokens, source.block_tokens)))
+    target_blocks = list(scattered(rng, target.num_blocks, blocks_for(num_tokens, target.block_tokens)))
+    unwanted = rng.random(len(target_blocks)) < draw(st.sampled_from((0.0, 0.0, 0.3, 0.8)))
+    target_blocks = [-1 if hole else block for block, hole in zip(target_blocks, unwanted, strict=True)]
+    needed = {
+        token // source.block_tokens
+        for token in range(skip_tokens, num_tokens)
+        if target_blocks[token // target.block_tokens] >= 0
+    }
+    for index in range(len(source_blocks)):  # a source may have holes where nobody asks for anything
+        if index not in needed and rng.random() < 0.5:
+            source_blocks[index] = -1
     return Request(
-        source_blocks=tuple(-1 if hole else block for block, hole in zip(source_blocks, not_given, strict=True)),
-        target_blocks=tuple(-1 if hole else block for block, hole in zip(target_blocks, unwanted, strict=True)),
+        source_blocks=tuple(source_blocks),
+        target_blocks=tuple(target_blocks),
         num_tokens=num_tokens,
         skip_tokens=skip_tokens,
     )
@@ -80,15 +89,15 @@ def cases(draw: st.DrawFn, memories: tuple[str, ...]) -> Case:
     """Everything that one example needs."""
     geometry = Geometry(
         layers=tuple(f"layers.{index}" for index in range(draw(st.integers(1, 3)))),
-        block_tokens=draw(st.sampled_from((1, 2, 3, 4, 8, 16))),
         heads=draw(st.integers(1, 4)),
         head_dim=draw(st.sampled_from((1, 2, 5, 8, 16))),
         dtype=draw(st.sampled_from(DTYPES)),
     )
-    source = draw(placements(geometry, draw(st.sampled_from(memories))))
-    target = draw(placements(geometry, draw(st.sampled_from(("pool", "numpy")))))
-    request = requests(geometry.block_tokens, source, target)
-    drawn = tuple(draw(request) for _ in range(REQUESTS_PER_LAYOUT))
+    block_tokens = draw(st.sampled_from(BLOCK_TOKENS))
+    others = draw(st.sampled_from((block_tokens, block_tokens, *BLOCK_TOKENS)))
+    source = draw(placements(geometry, draw(st.sampled_from(memories)), block_tokens))
+    target = draw(placements(geometry, draw(st.sampled_from(("pool", "numpy"))), others))
+    drawn = tuple(draw(requests(source, target)) for _ in range(REQUESTS_PER_LAYOUT))
     return Case(draw(st.integers(0, 2**31 - 1)), geometry, source, target, drawn)
 
 

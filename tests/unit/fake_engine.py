@@ -172,9 +172,7 @@ class FakeEngine:
         self.offers[sequence] = offered
         return offered
 
-    def pull(
-        self, sources: list[tuple[int, bytes, int]], *, label: str, deadline_ms: int, **_: Any
-    ) -> FakeHandoff:
+    def pull(self, sources: list[tuple[int, bytes, int]], *, label: str, deadline_ms: int, **_: Any) -> FakeHandoff:
         self._check()
         ((peer, epoch, sequence),) = sources
         pull = FakeHandoff(self, kind="pull", epoch=epoch, sequence=sequence, label=label, payload=b"")

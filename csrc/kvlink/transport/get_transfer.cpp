@@ -100,7 +100,10 @@ class GetTransfer final : public Transfer {
     }
   }
 
-  void cancel() noexcept override { stopped_ = true; }
+  void cancel() noexcept override {
+    stopped_ = true;
+    source_->endpoint->worker().wake();  // nothing may be outstanding, so that nothing else would
+  }
 
   [[nodiscard]] bool drained() const noexcept override {
     return (stopped_ || (started_ && next_ == plan_->total_bytes() && runs_.empty())) &&

@@ -73,7 +73,10 @@ class Receiver final : public StagedReceiver {
     return any;
   }
 
-  void cancel() noexcept override { stop(); }
+  void cancel() noexcept override {
+    stop();
+    waker_.ring();  // copies that were called off will not, and the loop may be about to sleep
+  }
 
   [[nodiscard]] bool drained() const noexcept override {
     const bool no_more = stopped_ || scattered_.complete();

@@ -42,6 +42,7 @@ Functions find_all(void* handle, const std::string& path) {
   KVLINK_FIND(worker_release_address);
   KVLINK_FIND(worker_get_efd);
   KVLINK_FIND(worker_arm);
+  KVLINK_FIND(worker_signal);
   KVLINK_FIND(worker_progress);
   KVLINK_FIND(worker_set_am_recv_handler);
   KVLINK_FIND(am_data_release);
@@ -52,7 +53,6 @@ Functions find_all(void* handle, const std::string& path) {
   KVLINK_FIND(ep_rkey_unpack);
   KVLINK_FIND(rkey_destroy);
   KVLINK_FIND(get_nbx);
-  KVLINK_FIND(request_check_status);
   KVLINK_FIND(request_free);
 #undef KVLINK_FIND
   find(handle, path, "ucs_status_string", found.status_string);  // from libucs, which libucp brings

@@ -28,6 +28,7 @@ struct Functions {
   decltype(&::ucp_worker_release_address) worker_release_address{};
   decltype(&::ucp_worker_get_efd) worker_get_efd{};
   decltype(&::ucp_worker_arm) worker_arm{};
+  decltype(&::ucp_worker_signal) worker_signal{};
   decltype(&::ucp_worker_progress) worker_progress{};
   decltype(&::ucp_worker_set_am_recv_handler) worker_set_am_recv_handler{};
   decltype(&::ucp_am_data_release) am_data_release{};
@@ -38,7 +39,6 @@ struct Functions {
   decltype(&::ucp_ep_rkey_unpack) ep_rkey_unpack{};
   decltype(&::ucp_rkey_destroy) rkey_destroy{};
   decltype(&::ucp_get_nbx) get_nbx{};
-  decltype(&::ucp_request_check_status) request_check_status{};
   decltype(&::ucp_request_free) request_free{};
   decltype(&::ucs_status_string) status_string{};
 };

@@ -41,6 +41,9 @@ class Worker : public ReceivedData::Owner, public std::enable_shared_from_this<W
   /// Whether the thread may now sleep on `event_fd`; false: call `progress` again first.
   [[nodiscard]] bool arm() noexcept;
 
+  /// Makes `event_fd` readable.
+  void wake() noexcept { call().worker_signal(raw()); }
+
   /// Operations that UCX still holds, of all endpoints, closing ones included.
   [[nodiscard]] std::size_t pending_count() const noexcept { return pending_.size(); }
   [[nodiscard]] ChunkRouter& router() const noexcept { return *router_; }
