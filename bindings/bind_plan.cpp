@@ -33,7 +33,7 @@ namespace plan = kvlink::plan;
 
 using SideNumbers = std::array<std::uint64_t, 6>;
 using OpNumbers = std::tuple<std::array<std::uint32_t, 6>, SideNumbers, SideNumbers>;
-using GroupNumbers = std::tuple<std::string, std::array<std::uint32_t, 7>>;
+using GroupNumbers = std::tuple<std::string, std::vector<std::uint32_t>>;
 using Table = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 constexpr std::uint64_t everything = std::numeric_limits<std::uint64_t>::max();
@@ -64,14 +64,23 @@ plan::Op op_of(const OpNumbers& numbers) {
 
 plan::GroupGeometry group_of(const GroupNumbers& numbers) {
   const auto& counts = std::get<1>(numbers);
-  return {.name = std::get<0>(numbers),
-          .source_index = counts[0],
-          .target_index = counts[1],
-          .source_block_tokens = counts[2],
-          .target_block_tokens = counts[3],
-          .source_num_blocks = counts[4],
-          .target_num_blocks = counts[5],
-          .window = counts[6]};
+  if (counts.size() != 7 && counts.size() != 9) {
+    throw kvlink::Error(kvlink::Code::invalid_argument, "compile a template: group " + std::get<0>(numbers) + " has " +
+                                                            std::to_string(counts.size()) + " numbers");
+  }
+  plan::GroupGeometry group{.name = std::get<0>(numbers),
+                            .source_index = counts[0],
+                            .target_index = counts[1],
+                            .source_block_tokens = counts[2],
+                            .target_block_tokens = counts[3],
+                            .source_num_blocks = counts[4],
+                            .target_num_blocks = counts[5],
+                            .window = counts[6]};
+  if (counts.size() == 9) {
+    group.slots = counts[7] != 0;
+    group.target_block_pool = counts[8];
+  }
+  return group;
 }
 
 std::shared_ptr<plan::Template> make_template(const std::vector<OpNumbers>& ops,
@@ -191,13 +200,15 @@ void bind_template(nb::module_& m) {
   nb::class_<plan::Template>(m, "Template",
                              "The copies of one block pair, for everything that both sides hold. Immutable.\n\n"
                              "Made by ``kvlink.plan.compile_template``.")
-      .def(nb::new_(&make_template), nb::kw_only(), "ops"_a, "groups"_a, "layers"_a, "source_region_bytes"_a,
-           "target_region_bytes"_a,
-           "Check and keep the numbers.\n\n"
-           "An op is ``((group, layer, component, heads, dims, element_bytes), source, target)``; a side is\n"
-           "``(region, offset, block_stride, token_stride, head_stride, dim_stride)``; a group is ``(name,\n"
-           "(source_index, target_index, source_block_tokens, target_block_tokens, source_num_blocks,\n"
-           "target_num_blocks, window))``. Raises ``InvalidArgument`` for whatever does not fit its region.")
+      .def(
+          nb::new_(&make_template), nb::kw_only(), "ops"_a, "groups"_a, "layers"_a, "source_region_bytes"_a,
+          "target_region_bytes"_a,
+          "Check and keep the numbers.\n\n"
+          "An op is ``((group, layer, component, heads, dims, element_bytes), source, target)``; a side is\n"
+          "``(region, offset, block_stride, token_stride, head_stride, dim_stride)``; a group is ``(name,\n"
+          "(source_index, target_index, source_block_tokens, target_block_tokens, source_num_blocks,\n"
+          "target_num_blocks, window, slots, target_block_pool))``, without the last two where blocks hold tokens and\n"
+          "are the group's own. Raises ``InvalidArgument`` for whatever does not fit its region.")
       .def_prop_ro(
           "layers",
           [](const plan::Template& self) {
@@ -222,7 +233,7 @@ void bind_template(nb::module_& m) {
             }
             throw kvlink::Error(kvlink::Code::invalid_argument, "count bytes: there is no group called " + name);
           },
-          "group"_a, "Bytes that one token of a group has in all layers together.");
+          "group"_a, "Bytes that one token of a group, or one slot, has in all layers together.");
 }
 
 void bind_copy_plan(nb::module_& m) {

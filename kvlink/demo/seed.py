@@ -15,7 +15,9 @@ import subprocess
 import sys
 from contextlib import suppress
 from importlib import import_module
+from itertools import chain
 from types import TracebackType
+from typing import NoReturn
 
 __all__ = ["Seed", "main"]
 
@@ -52,7 +54,7 @@ class Seed:
             self._process.wait(timeout=_QUIT_S)
         except subprocess.TimeoutExpired:
             self.kill()
-            self._process.wait()
+            self._process.wait(timeout=_QUIT_S)
 
     def fork(self, *, stdin: int, stdout: int, stderr: int) -> None:
         """Fork a worker with these descriptors, as soon as the imports are done. Does not wait; closes none.
@@ -77,19 +79,29 @@ def main(control_fd: int) -> None:
     for module in _PRELOADED:
         import_module(module)
     gc.freeze()  # Or each collection in a worker would copy the pages that it shares with the seed.
-    # Workers say how they end over their pipes; the kernel reaps them.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    outputs_by_pid: dict[int, list[int]] = {}
+    signal.signal(signal.SIGCHLD, lambda *_: _reap(outputs_by_pid))
     control = socket.socket(fileno=control_fd)
     while True:
         request, descriptors, _, _ = socket.recv_fds(control, 1, 3)
         if not request:
             os._exit(0)
-        if os.fork() == 0:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        pid = os.fork()
+        if pid == 0:
             break
-        for descriptor in descriptors:
-            os.close(descriptor)
-    control.close()
+        os.close(descriptors[0])
+        outputs_by_pid[pid] = descriptors[1:]
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    # Another worker's pipe must not stay open because this one holds it too.
+    for descriptor in (control.detach(), *chain.from_iterable(outputs_by_pid.values())):
+        os.close(descriptor)
+    _become_worker(descriptors)
+
+
+def _become_worker(descriptors: list[int]) -> NoReturn:
     for standard, descriptor in enumerate(descriptors):
         os.dup2(descriptor, standard)
         os.close(descriptor)
@@ -99,6 +111,18 @@ def main(control_fd: int) -> None:
     finally:
         sys.stderr.flush()
         os._exit(code)
+
+
+def _reap(outputs_by_pid: dict[int, list[int]]) -> None:
+    """Collect the workers that have ended. Only then does the parent see a pipe end, and what is said about it."""
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            pid, status = ended
+            stdout, stderr = outputs_by_pid.pop(pid)
+            if os.WIFSIGNALED(status):
+                os.write(stderr, f"killed by {signal.Signals(os.WTERMSIG(status)).name}\n".encode())
+            os.close(stdout)
+            os.close(stderr)
 
 
 def _environment(threads: int) -> dict[str, str]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from kvlink.errors import InvalidArgument
 from kvlink.layout.axes import parse_axes
-from kvlink.layout.description import TensorDescription
+from kvlink.layout.description import OtherComponent, TensorDescription
 from kvlink.layout.geometry import CacheLayout, GroupLayout, PartLayout
 from kvlink.layout.regions import Allocation, MemoryRegion, locate_parts
 from kvlink.layout.validation import validate_layout
@@ -46,11 +48,12 @@ class KVCache:
         tensors: Mapping[str, Any],
         *,
         axes: str,
-        block_tokens: int,
+        block_tokens: int | None = None,
         heads: range | None = None,
         total_kv_heads: int | None = None,
         group: str = "full",
         window: int | None = None,
+        component: OtherComponent | None = None,
         layers: Sequence[str] | None = None,
         dtype: str | None = None,
         model: str | None = None,
@@ -60,6 +63,12 @@ class KVCache:
         `axes` names each tensor dimension: a permutation of ``"kv block token head dim"``. Without ``kv``, a value
         is ``{"k": tk, "v": tv}``. Without ``head``, the data is the same on every rank; without both, it is one
         latent a token (MLA). With a ``layer`` axis, `tensors` has one entry and `layers` names its layers.
+
+        `component` says that a group holds something else: ``"scale"``, numbers that go with K and V or with latents,
+        for each token and head (``head`` and ``dim`` may be missing, a ``kv`` axis or ``{"k": tk, "v": tv}`` tells
+        those of K and V apart); ``"latent"``, one tensor a layer whatever its axes. With ``slot`` instead of ``block``
+        and ``token``, a group holds ``"state"`` that a request has as a whole, such as that of a linear attention:
+        `axes` are ``"slot head dim"`` or ``"slot dim"``, and the block table lists the request's slots.
 
         `heads` are the KV heads of this rank out of `total_kv_heads`; all of them by default. `window` is the size
         of a sliding window. `dtype` overrides the tag of the elements, such as ``"float8_e4m3fn"`` for bytes.
@@ -75,6 +84,7 @@ class KVCache:
         description = TensorDescription(
             axes=parse_axes(axes),
             block_tokens=block_tokens,
+            component=component,
             group=group,
             heads=heads,
             total_kv_heads=total_kv_heads,
@@ -82,22 +92,34 @@ class KVCache:
             dtype=dtype,
         )
         read = description.read(tensors)
-        groups = (GroupLayout(name=group, num_blocks=read.num_blocks, block_tokens=block_tokens, window=window),)
-        return cls._located(groups, read.parts, read.extents, model)
+        layout = GroupLayout(
+            name=group,
+            num_blocks=read.num_blocks,
+            block_tokens=1 if block_tokens is None else block_tokens,
+            window=window,
+            slots=description.slots,
+        )
+        return cls._located((layout,), read.parts, read.extents, model)
 
     @classmethod
-    def join(cls, *caches: KVCache) -> KVCache:
+    def join(cls, *caches: KVCache, shared: bool = False) -> KVCache:
         """Return one cache with the groups of all, each with its own block table.
+
+        With `shared`, all of these groups draw their blocks from one block pool, and may lie in the same bytes: a block
+        belongs to one group at a time, and its number alone tells it from others.
 
         Raises
         ------
         InvalidArgument
-            If two caches have a group of the same name, share bytes, or are of different models.
+            If two caches have a group of the same name, share bytes, or are of different models. With `shared`, if
+            they differ in their number of blocks, or two blocks of different numbers share bytes.
         """
         models = {cache.layout.model for cache in caches} - {None}
         if not caches or len(models) > 1:
             raise InvalidArgument(f"join takes caches of one model, not of {len(models)}")
         groups = tuple(group for cache in caches for group in cache.layout.groups)
+        if shared:
+            groups = tuple(msgspec.structs.replace(group, block_pool=groups[0].name) for group in groups)
         parts = [part for cache in caches for part in cache._absolute_parts()]
         extents = [region for cache in caches for region in cache.regions]
         return cls._located(groups, parts, extents, models.pop() if models else None)

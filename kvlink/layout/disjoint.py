@@ -18,12 +18,16 @@ class Lattice:
     """Runs of ``width`` bytes at ``offset + sum(i * stride)`` for each axis ``(stride, count)``.
 
     Axes are sorted by falling stride and have more than one element, and each stride spans all that lies inside.
+    ``blocks`` is the axis that counts blocks: two groups of one ``block_pool`` may share the bytes of a block.
     """
 
     name: str
     offset: int
     axes: tuple[tuple[int, int], ...]
     width: int
+    block_pool: str | None = None
+    group: str = ""
+    blocks: tuple[int, int] = (0, 1)
     span: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -32,7 +36,7 @@ class Lattice:
 
 
 def find_overlap(lattices: Sequence[Lattice]) -> tuple[Lattice, Lattice] | None:
-    """Return two lattices that share a byte, or ``None``.
+    """Return two lattices that share a byte and may not, or ``None``.
 
     Lattices whose bounds meet are folded by their outermost stride until their bounds no longer meet. That takes
     O(n log n) for any regular order of axes; what is left is compared in pairs.
@@ -45,9 +49,37 @@ def find_overlap(lattices: Sequence[Lattice]) -> tuple[Lattice, Lattice] | None:
     budget = [_MAX_STEPS]
     for cluster in _clusters([(lattice.offset, 0, lattice) for lattice in lattices]):
         for left, right in _suspects(cluster):
-            if _meet(right.offset - left.offset, left.axes, left.width, right.axes, right.width, budget):
+            delta = right.offset - left.offset
+            if _meet(delta, left.axes, left.width, right.axes, right.width, budget) and not _may_meet(
+                left, right, budget
+            ):
                 return left, right
     return None
+
+
+def _may_meet(left: Lattice, right: Lattice, budget: list[int]) -> bool:
+    """Whether two lattices are of one block pool, and meet nowhere but in blocks of the same number."""
+    if (
+        left.block_pool is None
+        or left.block_pool != right.block_pool
+        or left.group == right.group
+        or left.blocks != right.blocks
+    ):
+        return False
+    stride, count = left.blocks
+    if count == 1:
+        return True
+    inner_left = tuple(axis for axis in left.axes if axis != left.blocks)
+    inner_right = tuple(axis for axis in right.axes if axis != right.blocks)
+    delta = right.offset - left.offset
+    first, last = _meeting_steps(
+        delta, stride, _span(inner_left, left.width), _span(inner_right, right.width), range(1 - count, count)
+    )
+    return not any(
+        _meet(delta + step * stride, inner_left, left.width, inner_right, right.width, budget)
+        for step in range(first, last + 1)
+        if step != 0
+    )
 
 
 # A lattice that was folded: where it starts now, how many outer axes are gone, and the whole.
@@ -120,10 +152,18 @@ def _meet(
         fewest, inner_left = 1 - left[0][1], left[1:]
     if right_stride == stride:
         most, inner_right = right[0][1] - 1, right[1:]
-    # delta + step * stride must lie strictly between -span(right) and span(left) of what is inside.
-    first = -((delta + _span(inner_right, right_width) - 1) // stride)
-    last = (_span(inner_left, left_width) - delta - 1) // stride
+    first, last = _meeting_steps(
+        delta, stride, _span(inner_left, left_width), _span(inner_right, right_width), range(fewest, most + 1)
+    )
     return any(
         _meet(delta + step * stride, inner_left, left_width, inner_right, right_width, budget)
-        for step in range(max(first, fewest), min(last, most) + 1)
+        for step in range(first, last + 1)
     )
+
+
+def _meeting_steps(delta: int, stride: int, left_span: int, right_span: int, steps: range) -> tuple[int, int]:
+    """Return the first and last of `steps` at which the bounds of what is inside meet."""
+    # delta + step * stride must lie strictly between -right_span and left_span.
+    first = -((delta + right_span - 1) // stride)
+    last = (left_span - delta - 1) // stride
+    return max(first, steps.start), min(last, steps.stop - 1)

@@ -8,7 +8,7 @@ import msgspec
 
 __all__ = ["CacheLayout", "Component", "GroupLayout", "PartLayout"]
 
-Component = Literal["k", "v", "latent", "state", "scale"]
+Component = Literal["k", "v", "latent", "state", "scale", "k_scale", "v_scale"]
 
 # Native code counts in 64 bits and signs some of it; block tables hold int32.
 _Bytes = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -20,13 +20,18 @@ _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 class GroupLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Layers that share one block table.
 
-    ``window`` counts the tokens that a sliding window attends to; ``None`` is full attention.
+    ``window`` counts the tokens that a sliding window attends to; ``None`` is full attention. With ``slots``, a
+    block is a slot of state that a request has as a whole: it holds no tokens, and ``block_tokens`` is 1. Groups with
+    the same ``block_pool`` draw their blocks from it and may lie in the same bytes: a block belongs to one of them at
+    a time.
     """
 
     name: _Name
     num_blocks: _Count
     block_tokens: _Count
     window: _Count | None = None
+    slots: bool = False
+    block_pool: _Name | None = None
 
 
 class PartLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,10 +66,13 @@ class PartLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class CacheLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The byte geometry of a whole cache. Holds no address: regions are known by index and size."""
+    """The byte geometry of a cache, or of what is taken of it from one source. Regions are known by index and size.
+
+    A group without parts is one of which nothing is taken; it keeps its place, and so its block table.
+    """
 
     groups: Annotated[tuple[GroupLayout, ...], msgspec.Meta(min_length=1, max_length=64)]
-    parts: Annotated[tuple[PartLayout, ...], msgspec.Meta(min_length=1, max_length=16384)]
+    parts: Annotated[tuple[PartLayout, ...], msgspec.Meta(max_length=16384)]
     region_bytes: Annotated[tuple[_Bytes, ...], msgspec.Meta(min_length=1, max_length=16384)]
     model: _Name | None = None
 

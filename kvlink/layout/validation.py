@@ -16,11 +16,13 @@ __all__ = ["validate_layout"]
 def validate_layout(layout: CacheLayout) -> None:
     """Check that every coordinate has bytes of its own, inside its region.
 
+    Groups of one block pool may share bytes, where a block of one lies in the block of the same number of another.
+
     Raises
     ------
     InvalidArgument
         For numbers out of their bounds, parts beyond their region, parts or blocks that share bytes, two parts
-        for the same heads, and names that are unknown or there twice.
+        for the same heads, block pools of unequal groups, and names that are unknown or there twice.
     """
     try:
         msgspec.convert(msgspec.to_builtins(layout), CacheLayout)
@@ -29,9 +31,7 @@ def validate_layout(layout: CacheLayout) -> None:
     groups = {group.name: group for group in layout.groups}
     if len(groups) != len(layout.groups):
         raise InvalidArgument("the layout has two groups of one name")
-    empty = set(groups) - {part.group for part in layout.parts}
-    if empty:
-        raise InvalidArgument(f"the layout has no layer in group {min(empty)}")
+    _check_groups(layout.groups)
     lattices: dict[int, list[Lattice]] = {}
     for part in layout.parts:
         lattices.setdefault(part.region, []).append(_checked_lattice(part, groups, layout.region_bytes))
@@ -39,13 +39,32 @@ def validate_layout(layout: CacheLayout) -> None:
     for in_region in lattices.values():
         found = find_overlap(in_region)
         if found is not None:
-            raise InvalidArgument(f"{found[0].name} and {found[1].name} share bytes")
+            left, right = found
+            where = " of different blocks" if left.block_pool and left.block_pool == right.block_pool else ""
+            raise InvalidArgument(f"{left.name} and {right.name} share bytes{where}")
+
+
+def _check_groups(groups: Sequence[GroupLayout]) -> None:
+    pools: dict[str, GroupLayout] = {}
+    for group in groups:
+        if group.slots and (group.block_tokens, group.window) != (1, None):
+            raise InvalidArgument(f"group {group.name} has slots of state, which have neither tokens nor a window")
+        if group.block_pool is None:
+            continue
+        first = pools.setdefault(group.block_pool, group)
+        if first.num_blocks != group.num_blocks:
+            raise InvalidArgument(
+                f"groups {first.name} and {group.name} share block pool {group.block_pool}, of {first.num_blocks} "
+                f"blocks for one and {group.num_blocks} for the other"
+            )
 
 
 def _checked_lattice(part: PartLayout, groups: dict[str, GroupLayout], region_bytes: Sequence[int]) -> Lattice:
     group = groups.get(part.group)
     if group is None:
         raise InvalidArgument(f"{part.label}: there is no such group")
+    if (part.component == "state") != group.slots:
+        raise InvalidArgument(f"{part.label}: state is what slots hold, and slots hold nothing else")
     if part.head_start + part.head_count > part.total_kv_heads:
         raise InvalidArgument(f"{part.label}: there are {part.total_kv_heads} heads in all")
     if part.region >= len(region_bytes):
@@ -71,7 +90,15 @@ def _checked_lattice(part: PartLayout, groups: dict[str, GroupLayout], region_by
             f"{part.label}: ends at byte {part.offset + span} of a region of {region_bytes[part.region]}"
         )
     outermost_first = sorted((axis for axis in axes.values() if axis[1] > 1), reverse=True)
-    return Lattice(part.label, part.offset, tuple(outermost_first), part.element_bytes)
+    return Lattice(
+        part.label,
+        part.offset,
+        tuple(outermost_first),
+        part.element_bytes,
+        block_pool=group.block_pool,
+        group=group.name,
+        blocks=axes["block"],
+    )
 
 
 def _refuse_shared_heads(parts: Sequence[PartLayout]) -> None:

@@ -26,8 +26,9 @@ class UcxSettings:
     settings
         UCX's names without ``UCX_``, and values.
     one_sided
-        Whether peers may read registered memory. UCX over TCP checks no keys, so any process that
-        reaches its port could read and write: off wherever TCP is among the transports.
+        Whether peers may read memory. UCX over TCP checks no keys, so off wherever TCP is among the
+        transports. Writing cannot be switched off there: UCX's TCP port, open on the interface that
+        the node listens on, carries out writes to any address. Keep it to a trusted network.
     """
 
     settings: tuple[tuple[str, str], ...]

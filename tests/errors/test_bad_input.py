@@ -157,6 +157,32 @@ def test_a_block_that_another_pull_writes_or_an_offer_reads_is_busy(opened: Pair
     opened.hand_over(REQUEST)
 
 
+def test_a_block_that_a_live_pull_writes_can_be_neither_pulled_into_nor_offered(opened: Pair) -> None:
+    opened.hand_over(REQUEST)
+    first, second = opened.offer(REQUEST)[1], opened.offer(REQUEST)[1]
+    opened.source.pause()
+    try:
+        pulled = opened.pull(first, REQUEST, deadline_s=20)
+        with pytest.raises(errors.BlocksBusy, match="7"):
+            opened.target.call("wait", opened.target.call("pull", second, [1, 7, 2]))
+        with pytest.raises(errors.BlocksBusy, match="7"):
+            opened.target.call("offer", [7], 4)
+    finally:
+        opened.source.resume()
+    opened.target.call("wait", pulled)
+    opened.verify()
+
+
+def test_more_handoffs_than_the_limits_allow_are_refused_until_one_ends(opened: Pair) -> None:
+    opened.open(limits=kvlink.Limits(max_handoffs=2))
+    offers = [opened.offer(REQUEST)[0] for _ in range(2)]
+    with pytest.raises(errors.Busy):
+        opened.offer(REQUEST)
+    opened.source.call("cancel", offers[0])
+    opened.source.call("wait_released", offers[0])
+    opened.hand_over(REQUEST)
+
+
 @pytest.mark.parametrize(
     ("target", "named"),
     [

@@ -157,3 +157,25 @@ def test_an_offer_cancelled_in_the_middle_of_a_pull_never_succeeds(large: Pair) 
     large.target.call("wait_released", pulled, timeout_s=NOTICED_S)
     assert_nothing_held(large.target)
     assert_nothing_held(large.source)
+
+
+def test_a_source_closed_in_the_middle_of_a_pull_fails_it_typed(large: Pair) -> None:
+    offered, ticket = large.offer(EVERYTHING, ttl_s=20)
+    pulled = large.pull(ticket, EVERYTHING, deadline_s=20)
+    assert large.target.call("signal_when_moving", pulled, pid=large.target.pid, signum=0) == "moving"
+    large.source.call("close_node")
+    assert large.source.call("wait_released", offered, timeout_s=NOTICED_S).error in ("Closed", None)
+    said = large.target.call("wait_released", pulled, timeout_s=NOTICED_S)
+    assert said.error in ("PeerLost", "Closed", "Cancelled", None)
+    if said.error is None:  # the last byte came before the close
+        large.assert_equal_blocks(EVERYTHING)
+    assert_nothing_held(large.target)
+
+
+def test_a_target_closed_in_the_middle_of_a_pull_lets_go_of_both_sides(large: Pair) -> None:
+    offered, ticket = large.offer(EVERYTHING, ttl_s=2)
+    pulled = large.pull(ticket, EVERYTHING, deadline_s=20)
+    large.target.call("close_when_moving", pulled)
+    assert large.target.call("wait_released", pulled, timeout_s=NOTICED_S).error == "Closed"
+    large.source.call("wait_released", offered, timeout_s=2 + NOTICED_S)
+    assert_nothing_held(large.source)

@@ -78,6 +78,15 @@ class NodeWorker:
         """Start a pull and return its handle's number."""
         return self._keep(self._node.pull(ticket, blocks=blocks, **options))
 
+    def pull_and_cancel(self, ticket: Any, blocks: Any, *, after_s: float, **options: Any) -> int:
+        """Start a pull and cancel it a moment later, which may be shorter than the kernel's timers."""
+        handle = self.pull(ticket, blocks, **options)
+        until = time.perf_counter() + after_s
+        while time.perf_counter() < until:
+            pass
+        self.cancel(handle)
+        return handle
+
     def wait(self, handle: int, *, timeout_s: float = 20.0) -> Snapshot:
         """Wait for the outcome; raises the handoff's error."""
         self._handles[handle].wait(timeout_s=timeout_s)
@@ -157,6 +166,12 @@ class NodeWorker:
         """Cancel the moment the handoff's bytes begin to move; returns the state seen then."""
         state = self._spin_until_moving(handle, timeout_s)
         self._handles[handle].cancel()
+        return state
+
+    def close_when_moving(self, handle: int, *, timeout_s: float = 20.0) -> str:
+        """Close the node the moment the handoff's bytes begin to move; returns the state seen then."""
+        state = self._spin_until_moving(handle, timeout_s)
+        self._node.close()
         return state
 
     def _spin_until_moving(self, handle: int, timeout_s: float) -> str:

@@ -1,6 +1,8 @@
 """`kvlink demo` as a whole, with a model of a few thousand weights: its answers, its exit codes, its numbers."""
 
 import json
+import os
+import signal
 
 import msgspec
 import pytest
@@ -132,7 +134,7 @@ def test_a_missing_package_is_named_with_the_way_to_install_it(monkeypatch, miss
     assert advice in result.output
 
 
-def test_a_worker_that_fails_and_one_that_is_killed_are_reported():
+def test_a_worker_that_fails_and_one_that_is_killed_are_reported(model):
     inbox = Inbox()
     with Seed(threads=1) as seed:
         failing = WorkerProcess(
@@ -141,8 +143,10 @@ def test_a_worker_that_fails_and_one_that_is_killed_are_reported():
         with pytest.raises(KvlinkError, match="decode-0: .*no/such/model"):
             read_until_it_ends(inbox)
         failing.close()
-        waiting = WorkerProcess(messages.Start("reference", name="reference", model="none", threads=1), inbox, seed)
-        seed.kill()
-        with pytest.raises(PeerLost, match="run reference: the process has ended"):
+        waiting = WorkerProcess(messages.Start("prefill", name="prefill-0", model=str(model), threads=1), inbox, seed)
+        while not isinstance(message := inbox.get(timeout_s=60)[1], messages.Loaded):
+            pass
+        os.kill(message.pid, signal.SIGKILL)
+        with pytest.raises(PeerLost, match=r"run prefill-0: the process has ended; it printed:[^$]*SIGKILL"):
             read_until_it_ends(inbox)
         waiting.close()

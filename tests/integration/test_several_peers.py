@@ -102,6 +102,29 @@ def test_a_restarted_target_pulls_again(own_pair: Pair, spawn: Callable[..., Wor
     own_pair.hand_over(REQUEST)
 
 
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_dropped_peer_fails_what_is_under_way_and_may_come_back(opened: Pair, side: str) -> None:
+    opened.hand_over(REQUEST)
+    other = "target" if side == "source" else "source"
+    offered, ticket = opened.offer(REQUEST)
+    if side == "target":
+        opened.source.pause()
+    try:
+        if side == "target":
+            pulled = opened.pull(ticket, REQUEST, deadline_s=20)
+        getattr(opened, side).call("drop_peer", other)
+        if side == "target":
+            with pytest.raises(errors.PeerLost, match="drop"):
+                opened.target.call("wait", pulled)
+            opened.target.call("wait_released", pulled)
+    finally:
+        opened.source.resume()
+    opened.source.call("cancel", offered)
+    opened.source.call("wait_released", offered)
+    opened.hand_over(REQUEST)
+    assert not any(opened.holds())
+
+
 def test_a_lane_that_cannot_serve_is_refused_instead_of_replaced(spawn: Callable[..., Worker]) -> None:
     """Memory that is no pool has no mapped lane."""
     pair = Pair(spawn(), spawn(), LANES[0])

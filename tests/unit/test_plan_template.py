@@ -88,7 +88,7 @@ def test_these_pairs_are_served(source, target):
 )
 def test_a_pair_that_differs_is_refused_with_field_and_both_values(source, target, field, values):
     with pytest.raises(
-        LayoutMismatch, match=f"{field}.* differs: the source has {values[0]}, the target has {values[1]}$"
+        LayoutMismatch, match=f"{field}.* differs?: the source has {values[0]}, the target has {values[1]}$"
     ):
         compile_template(source, target)
 
@@ -162,13 +162,17 @@ BIG = (1 << 64) - 1
         ({"op": op_with(source=(1 << 32, 0, 32, 16, 0, 2))}, "overflows 32 bits"),
         ({"op": op_with(what=(1, 0, 0, 1, 8, 2))}, "in group 1"),
         ({"op": op_with(what=(0, 1, 0, 1, 8, 2))}, "of layer 1"),
-        ({"op": op_with(what=(0, 0, 5, 1, 8, 2))}, "of component 5"),
+        ({"op": op_with(what=(0, 0, 7, 1, 8, 2))}, "of component 7"),
         ({"op": op_with(what=(0, 0, 0, 0, 8, 2))}, "has no bytes"),
         ({"op": op_with(what=(0, 0, 0, (1 << 32) - 1, (1 << 32) - 1, 2))}, "overflows|more than 1 GiB"),
         ({"op": op_with(what=(0, 0, 0, 1, 1 << 31, 2))}, "more than 1 GiB"),
         ({"group": ("full", (0, 0, 0, 2, 4, 4, 0))}, "blocks of 0 tokens"),
         ({"group": ("full", (0, 0, 2, 2, 0, 4, 0))}, "has no blocks"),
         ({"group": ("full", (0, 0, 2, 2, 4, 1 << 31, 0))}, "more blocks than a table entry can name"),
+        ({"group": ("full", (0, 0, 2, 2, 4, 4, 0, 1, 0))}, "neither tokens nor a window"),
+        ({"group": ("full", (0, 0, 1, 1, 4, 4, 8, 1, 0))}, "neither tokens nor a window"),
+        ({"group": ("full", (0, 0, 2, 2, 4, 4, 0, 0, 1))}, "a block pool that does not exist"),
+        ({"group": ("full", (0, 0, 2, 2, 4, 4, 0, 0))}, "group full has 8 numbers"),
     ],
 )
 def test_the_native_core_trusts_no_number(arguments, reason):

@@ -1,7 +1,9 @@
 #include "kvlink/plan/block_pairs.hpp"
 
 #include <algorithm>
+#include <compare>
 #include <cstddef>
+#include <iterator>
 #include <string>
 
 #include "kvlink/error.hpp"
@@ -11,6 +13,15 @@ namespace {
 
 constexpr std::int32_t hole = -1;
 
+std::int32_t checked_entry(std::span<const std::int32_t> table, std::size_t index, const char* side) {
+  const auto block = table[index];
+  if (block < hole) {
+    throw Error(Code::invalid_argument, std::string("pair blocks: entry ") + std::to_string(index) + " of the " + side +
+                                            " table is " + std::to_string(block));
+  }
+  return block;
+}
+
 std::int32_t entry_of(std::span<const std::int32_t> table, std::uint64_t token, std::uint32_t block_tokens,
                       const char* side) {
   const auto index = token / block_tokens;
@@ -19,12 +30,7 @@ std::int32_t entry_of(std::span<const std::int32_t> table, std::uint64_t token, 
                 std::string("pair blocks: the ") + side + " table has " + std::to_string(table.size()) + " blocks of " +
                     std::to_string(block_tokens) + " tokens, none for token " + std::to_string(token));
   }
-  const auto block = table[index];
-  if (block < hole) {
-    throw Error(Code::invalid_argument, std::string("pair blocks: entry ") + std::to_string(index) + " of the " + side +
-                                            " table is " + std::to_string(block));
-  }
-  return block;
+  return checked_entry(table, index, side);
 }
 
 /// Two table entries with one block would have two tokens race for the same bytes.
@@ -44,6 +50,32 @@ std::span<const std::int32_t> entries_of(std::span<const std::int32_t> table, st
   const auto first = std::min<std::uint64_t>(first_token / block_tokens, table.size());
   const auto end = std::min<std::uint64_t>((end_token - 1) / block_tokens + 1, table.size());
   return table.subspan(first, end - first);
+}
+
+/// Blocks of one block pool are told apart by their ids alone, since its groups lie in the same bytes.
+void refuse_shared_blocks(std::span<const GroupGeometry> groups, const std::vector<std::vector<BlockPair>>& pairs) {
+  struct Written {
+    std::uint32_t pool;
+    std::int32_t block;
+    std::size_t group;
+    auto operator<=>(const Written&) const = default;
+  };
+  std::vector<Written> written;
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    const auto pool = groups[i].target_block_pool;
+    const auto alone = std::ranges::count(groups, pool, &GroupGeometry::target_block_pool) == 1;
+    if (pool == GroupGeometry::own_blocks || alone) continue;
+    for (const auto& pair : pairs[i]) written.push_back({pool, pair.target_block, i});
+  }
+  std::ranges::sort(written);
+  const auto shared = std::ranges::adjacent_find(written, [](const Written& left, const Written& right) {
+    return left.pool == right.pool && left.block == right.block && left.group != right.group;
+  });
+  if (shared != written.end()) {
+    throw Error(Code::invalid_argument, "pair blocks: target block " + std::to_string(shared->block) +
+                                            " appears in group " + groups[shared->group].name + " and in group " +
+                                            groups[std::next(shared)->group].name + ", which share one block pool");
+  }
 }
 
 }  // namespace
@@ -81,6 +113,27 @@ std::vector<BlockPair> pair_blocks(std::span<const std::int32_t> source_table, s
   return pairs;
 }
 
+std::vector<BlockPair> pair_slots(std::span<const std::int32_t> source_table,
+                                  std::span<const std::int32_t> target_table) {
+  refuse_repeats(target_table);
+  std::vector<BlockPair> pairs;
+  for (std::size_t slot = 0; slot < target_table.size(); ++slot) {
+    const auto target_block = checked_entry(target_table, slot, "target");
+    if (target_block == hole) continue;
+    if (slot >= source_table.size()) {
+      throw Error(Code::invalid_argument, "pair blocks: the source table has " + std::to_string(source_table.size()) +
+                                              " slots, and the target wants slot " + std::to_string(slot));
+    }
+    const auto source_block = checked_entry(source_table, slot, "source");
+    if (source_block == hole) {
+      throw Error(Code::not_offered, "pair blocks: the target wants slot " + std::to_string(slot) +
+                                         ", which is a hole of the source's table");
+    }
+    pairs.push_back({source_block, target_block, 0, 0, 1, 0});
+  }
+  return pairs;
+}
+
 std::vector<std::vector<BlockPair>> pair_groups(const Template& geometry, std::span<const GroupTables> tables,
                                                 std::uint64_t first_token, std::uint64_t end_token) {
   const auto groups = geometry.groups();
@@ -92,10 +145,19 @@ std::vector<std::vector<BlockPair>> pair_groups(const Template& geometry, std::s
   pairs.reserve(groups.size());
   for (std::size_t i = 0; i < groups.size(); ++i) {
     const auto& group = groups[i];
+    if (geometry.token_bytes(i) == 0) {
+      pairs.emplace_back();
+      continue;
+    }
+    if (group.slots) {
+      pairs.push_back(pair_slots(tables[i].source, tables[i].target));
+      continue;
+    }
     pairs.push_back(pair_blocks(tables[i].source, group.source_block_tokens, tables[i].target,
                                 group.target_block_tokens, group.first_wanted_token(first_token, end_token),
                                 end_token));
   }
+  refuse_shared_blocks(groups, pairs);
   return pairs;
 }
 

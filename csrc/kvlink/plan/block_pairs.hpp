@@ -27,8 +27,16 @@ struct GroupTables {
                                                  std::uint32_t target_block_tokens, std::uint64_t first_token,
                                                  std::uint64_t end_token);
 
+/// Pairs of the slots that the target's table names, entry by entry. The tables alone decide: tokens do not count, and
+/// the sequence token of each is 0, since no token is right without its request's state. Throws like `pair_blocks`.
+[[nodiscard]] std::vector<BlockPair> pair_slots(std::span<const std::int32_t> source_table,
+                                                std::span<const std::int32_t> target_table);
+
 /// The same for every group of a template, in its order: `tables[i]` belongs to `geometry.groups()[i]`. A group with
-/// a sliding window moves only its window.
+/// a sliding window moves only its window, one of slots moves whatever the range of tokens, and one of which nothing
+/// comes from this source has no pairs, whatever its tables.
+///
+/// Also throws Error(invalid_argument) if two groups of one block pool would write the same block.
 [[nodiscard]] std::vector<std::vector<BlockPair>> pair_groups(const Template& geometry,
                                                               std::span<const GroupTables> tables,
                                                               std::uint64_t first_token, std::uint64_t end_token);

@@ -25,7 +25,7 @@ struct Side {
 struct Op {
   std::uint32_t group{};
   std::uint32_t layer{};      // index into the template's list of global layer names
-  std::uint32_t component{};  // index into {"k","v","latent","state","scale"}
+  std::uint32_t component{};  // index into the names of template.hpp
   std::uint32_t heads{1};
   std::uint32_t dims{1};
   std::uint32_t element_bytes{1};

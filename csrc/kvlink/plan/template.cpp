@@ -9,7 +9,8 @@
 namespace kvlink::plan {
 namespace {
 
-constexpr std::array<std::string_view, component_count> component_names{"k", "v", "latent", "state", "scale"};
+constexpr std::array<std::string_view, component_count> component_names{"k",     "v",       "latent", "state",
+                                                                        "scale", "k_scale", "v_scale"};
 
 /// One op of one block. Keeps every count of a StridedCopy inside 32 bits; real ones are below 16 MiB.
 constexpr std::uint64_t max_cell_bytes = std::uint64_t{1} << 30;
@@ -59,6 +60,20 @@ void check_group(const GroupGeometry& group) {
   if (group.source_num_blocks == 0 || group.target_num_blocks == 0) refuse(what + " has no blocks");
   if (group.source_num_blocks > max_block_index || group.target_num_blocks > max_block_index) {
     refuse(what + " has more blocks than a table entry can name");
+  }
+  if (group.slots && (group.source_block_tokens != 1 || group.target_block_tokens != 1 || group.window != 0)) {
+    refuse(what + " has slots of state, which have neither tokens nor a window");
+  }
+}
+
+/// Block ids of one block pool mean the same blocks in all of its groups.
+void check_pool(const GroupGeometry& group, std::span<const GroupGeometry> groups) {
+  if (group.target_block_pool == GroupGeometry::own_blocks) return;
+  if (group.target_block_pool >= groups.size())
+    refuse("group " + group.name + " is in a block pool that does not exist");
+  if (groups[group.target_block_pool].target_num_blocks != group.target_num_blocks) {
+    refuse("group " + group.name + " shares a block pool with " + groups[group.target_block_pool].name +
+           " and has another number of blocks");
   }
 }
 
@@ -113,7 +128,10 @@ Template::Template(std::vector<Op> ops, std::vector<GroupGeometry> groups, std::
       source_region_bytes_(std::move(source_region_bytes)),
       target_region_bytes_(std::move(target_region_bytes)),
       token_bytes_(groups_.size(), 0) {
-  for (const auto& group : groups_) check_group(group);
+  for (const auto& group : groups_) {
+    check_group(group);
+    check_pool(group, groups_);
+  }
   loop_orders_.reserve(ops_.size());
   for (std::size_t i = 0; i < ops_.size(); ++i) {
     const auto& op = ops_[i];

@@ -16,8 +16,9 @@ struct ContextOptions {
   /// Names and values as UCX spells them, without `UCX_`. A setting whose UCX_ variable the user has
   /// set is left alone: what the user asks for wins.
   std::vector<std::pair<std::string, std::string>> settings;
-  /// Whether peers may read registered memory. Off, the worker has no handler for remote reads and
-  /// writes at all; UCX over TCP checks no keys, so a node with TCP lanes keeps this off.
+  /// Whether peers may read memory. Off, the worker has no handler for remote reads, and none for the emulated
+  /// writes. UCX over TCP checks no keys, so a node with TCP lanes keeps this off. What remains there: the TCP
+  /// transport itself carries out writes to any address for whoever reaches its port.
   bool one_sided{true};
 };
 

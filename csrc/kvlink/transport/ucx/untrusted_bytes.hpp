@@ -12,8 +12,9 @@
 
 namespace kvlink::transport::ucx {
 
-/// A copy followed by zeros, so that a parser led past the end by hostile bytes reads zeros instead of
-/// the heap. Throws Error(protocol_error) for nothing or more than `limit_bytes`.
+/// A copy followed by zeros, so that a parser led past the end reads zeros instead of the heap. Throws
+/// Error(protocol_error) for nothing or more than `limit_bytes`. What remains: on garbage, UCX's parsers may assert and
+/// end the process, so only what an authenticated peer sent may come here.
 [[nodiscard]] inline std::vector<std::byte> padded_copy(std::span<const std::byte> bytes, std::size_t limit_bytes,
                                                         std::string_view operation) {
   if (bytes.empty() || bytes.size() > limit_bytes) {
