@@ -36,6 +36,8 @@ using kvlink::handoff::Handoff;
 
 using Table = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+/// Name, blocks, tokens a block, window (0: none), whether slots, and the number of the block pool.
+using GroupNumbers = std::tuple<std::string, std::uint32_t, std::uint32_t, std::uint32_t, bool, std::uint32_t>;
 using MintedId = std::pair<nb::bytes, std::uint64_t>;
 using SourceNumbers = std::tuple<std::uint64_t, nb::bytes, std::uint64_t>;  // peer, epoch and sequence of the ticket
 
@@ -86,8 +88,7 @@ struct Handle {
   return names;
 }
 
-std::shared_ptr<Engine> make_engine(const nb::bytes& epoch,
-                                    const std::vector<std::tuple<std::string, std::uint32_t, std::uint32_t>>& groups,
+std::shared_ptr<Engine> make_engine(const nb::bytes& epoch, const std::vector<GroupNumbers>& groups,
                                     const std::vector<std::pair<std::uintptr_t, std::uint64_t>>& regions,
                                     std::shared_ptr<transport::ucx::Context> ucx, unsigned copy_threads,
                                     std::uint32_t max_handoffs) {
@@ -97,9 +98,14 @@ std::shared_ptr<Engine> make_engine(const nb::bytes& epoch,
                                          .ucx = std::move(ucx),
                                          .copy_threads = copy_threads,
                                          .max_handoffs = max_handoffs};
-  for (const auto& [name, num_blocks, block_tokens] : groups) {
+  for (const auto& [name, num_blocks, block_tokens, window, slots, pool] : groups) {
     if (block_tokens == 0) throw Error(Code::invalid_argument, "group '" + name + "' has blocks of no tokens");
-    options.groups.push_back({.name = name, .num_blocks = num_blocks, .block_tokens = block_tokens});
+    options.groups.push_back({.name = name,
+                              .num_blocks = num_blocks,
+                              .block_tokens = block_tokens,
+                              .window = window,
+                              .slots = slots,
+                              .pool = pool});
   }
   for (const auto& [address, bytes] : regions) {
     options.regions.push_back({.base = reinterpret_cast<std::byte*>(address), .bytes = bytes});

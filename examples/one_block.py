@@ -33,7 +33,7 @@ def main() -> None:
     worker = multiprocessing.get_context("spawn").Process(target=prefill, args=(theirs,))
     worker.start()
     ticket = json.loads(router.recv())
-    print(f"router: the ticket is {len(json.dumps(ticket))} bytes of JSON from {ticket['name']}")
+    print(f"router: the ticket is {len(json.dumps(ticket))} bytes of JSON from {ticket['sources'][0]['name']}")
 
     tensor, cache = paged_cache()
     with kvlink.Node(cache, name="decode-0") as node:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kvlink.handoff import Node as Node
     from kvlink.handoff import Offer as Offer
     from kvlink.handoff import Pull as Pull
+    from kvlink.handoff import TicketMint as TicketMint
     from kvlink.layout import KVCache as KVCache
     from kvlink.memory import Buffer as Buffer
     from kvlink.memory import empty as empty
@@ -35,6 +36,7 @@ _HOME = {
     "Placement": "kvlink.scheduler",
     "Pull": "kvlink.handoff",
     "Scheduler": "kvlink.scheduler",
+    "TicketMint": "kvlink.handoff",
     "empty": "kvlink.memory",
 }
 
@@ -49,6 +51,7 @@ __all__ = [
     "Placement",
     "Pull",
     "Scheduler",
+    "TicketMint",
     "__version__",
     "empty",
     "errors",

@@ -24,7 +24,8 @@ class Template:
         An op is ``((group, layer, component, heads, dims, element_bytes), source, target)``; a side is
         ``(region, offset, block_stride, token_stride, head_stride, dim_stride)``; a group is ``(name,
         (source_index, target_index, source_block_tokens, target_block_tokens, source_num_blocks,
-        target_num_blocks, window))``. Raises ``InvalidArgument`` for whatever does not fit its region.
+        target_num_blocks, window, slots, target_block_pool))``, without the last two where blocks hold tokens and
+        are the group's own. Raises ``InvalidArgument`` for whatever does not fit its region.
         """
 
     @property
@@ -40,7 +41,9 @@ class Template:
         """Number of ops."""
 
     def token_bytes(self, group: str) -> int:
-        """Bytes that one token of a group has in all layers together."""
+        """
+        Bytes that one token of a group, or one slot, has in all layers together.
+        """
 
 class Plan:
     """
@@ -177,7 +180,7 @@ def ucx_log() -> list[str]:
 class Engine:
     """The native node. Thread-safe; every call but `close` returns at once."""
 
-    def __init__(self, *, epoch: bytes, groups: Sequence[tuple[str, int, int]], regions: Sequence[tuple[int, int]], ucx: UcxContext | None, copy_threads: int, max_handoffs: int) -> None:
+    def __init__(self, *, epoch: bytes, groups: Sequence[tuple[str, int, int, int, bool, int]], regions: Sequence[tuple[int, int]], ucx: UcxContext | None, copy_threads: int, max_handoffs: int) -> None:
         """
         Start the threads. `regions` are (address, nbytes), borrowed until `close` has returned.
         """

@@ -41,7 +41,8 @@ class Limits:
         Accepted connections that may be in the handshake at once. When a further one arrives,
         the oldest that has not proved the secret yet is cut off in its favour.
     pending_connects
-        Peers that may be dialed at once; a pull that needs another one gets ``Busy``.
+        Peers that may be dialed at once; a pull that needs another one gets ``Busy``. All sources
+        of one ticket are admitted together, however many they are.
     max_handoffs
         Offers and pulls that may be live at once; a further one gets ``Busy``.
     payload_bytes

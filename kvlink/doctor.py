@@ -7,7 +7,7 @@ from typing import TypedDict
 
 import kvlink
 from kvlink.errors import KvlinkError
-from kvlink.handoff.lanes import LANES
+from kvlink.transport import LANES
 
 __all__ = ["Finding", "examine", "is_healthy", "print_findings"]
 

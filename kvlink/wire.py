@@ -81,8 +81,21 @@ class Proof(_Message, frozen=True, kw_only=True, tag="proof"):
     macs: Annotated[list[_Mac], msgspec.Meta(min_length=1, max_length=2)]
 
 
+class IntroduceSource(_Message, frozen=True, kw_only=True, tag="source"):
+    """Who the acceptor is and how its cache is laid out. Nothing in here lets anyone read from it."""
+
+    epoch: _Epoch
+    name: _Name
+    host_id: _HostId
+    layout: _Layout
+
+
 class IntroduceTarget(_Message, frozen=True, kw_only=True, tag="target"):
-    """Who the dialer is. It will read, so nothing in here lets anyone read from it."""
+    """Who the dialer is, and what it will take on this connection.
+
+    ``layout`` is the dialer's own cache, restricted to what this source was elected to deliver; the
+    acceptor compiles its template from it.
+    """
 
     epoch: _Epoch
     wanted_epoch: _Epoch
@@ -92,28 +105,20 @@ class IntroduceTarget(_Message, frozen=True, kw_only=True, tag="target"):
     layout: _Layout
 
 
-class IntroduceSource(_Message, frozen=True, kw_only=True, tag="source"):
-    """Who the acceptor is and how its regions are reached.
+class Welcome(_Message, frozen=True, kw_only=True, tag="welcome"):
+    """The acceptor's last word here: how its regions are reached. The native core speaks from now on.
 
     The three lists have one entry for each region of the layout. ``pool_socket`` is an abstract
     unix socket at which ``pool_token`` buys, once, descriptors of the regions that are
     ``mappable``; both are empty for a dialer on another host.
     """
 
-    epoch: _Epoch
-    name: _Name
-    host_id: _HostId
     ucx_address: _UcxAddress
-    layout: _Layout
     region_addresses: Annotated[list[_Address], msgspec.Meta(max_length=16384)]
     keys: Annotated[list[_Key], msgspec.Meta(max_length=16384)]
     mappable: Annotated[list[bool], msgspec.Meta(max_length=16384)]
     pool_socket: Annotated[bytes, msgspec.Meta(max_length=100)]
     pool_token: Annotated[bytes, msgspec.Meta(max_length=32)]
-
-
-class Welcome(_Message, frozen=True, kw_only=True, tag="welcome"):
-    """The dialer's last word here: the native core speaks on this connection from now on."""
 
 
 class Refuse(_Message, frozen=True, kw_only=True, tag="refuse"):

@@ -2,10 +2,44 @@
 
 Connecting and authenticating are here; everything with a clock is in the native core, so that an
 interpreter which is busy for seconds neither looks dead nor lets a lease slip.
+
+The names below are loaded when they are first used: a scheduler that only mints tickets has neither
+the native core nor UCX in its process.
 """
 
-from kvlink.handoff.handles import Handle, Offer, Pull
-from kvlink.handoff.node import Node
-from kvlink.handoff.ticket import Ticket, parse_ticket
+from __future__ import annotations
 
-__all__ = ["Handle", "Node", "Offer", "Pull", "Ticket", "parse_ticket"]
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvlink.handoff.handles import Handle as Handle
+    from kvlink.handoff.handles import Offer as Offer
+    from kvlink.handoff.handles import Pull as Pull
+    from kvlink.handoff.mint import TicketMint as TicketMint
+    from kvlink.handoff.node import Node as Node
+    from kvlink.handoff.ticket import Ticket as Ticket
+    from kvlink.handoff.ticket import parse_ticket as parse_ticket
+
+__all__ = ["Handle", "Node", "Offer", "Pull", "Ticket", "TicketMint", "parse_ticket"]
+
+_HOME = {
+    "Handle": "handles",
+    "Node": "node",
+    "Offer": "handles",
+    "Pull": "handles",
+    "Ticket": "ticket",
+    "TicketMint": "mint",
+    "parse_ticket": "ticket",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from the module that defines it (PEP 562)."""
+    from importlib import import_module
+
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'kvlink.handoff' has no attribute {name!r}")
+    value = getattr(import_module(f"kvlink.handoff.{home}"), name)
+    globals()[name] = value
+    return value

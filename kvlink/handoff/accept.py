@@ -24,8 +24,9 @@ from kvlink.handoff import handshake
 from kvlink.handoff.address import join_address
 from kvlink.handoff.deadline import Deadline
 from kvlink.handoff.framed_socket import FramedSocket
-from kvlink.handoff.introduction import Introduction, template_between
+from kvlink.handoff.introduction import Introduction
 from kvlink.handoff.native import NativeEngine
+from kvlink.handoff.pairing import template_between
 from kvlink.handoff.pool_socket import PoolSocket
 
 __all__ = ["Acceptor"]
@@ -191,13 +192,12 @@ class Acceptor:
         link, me = pending.link, self._introduction
         handshake.answer(link, self._secrets)
         pending.proven = True
+        link.send(wire.encode(me.as_source()))
         target = handshake.receive(link, wire.IntroduceTarget)
         me.check_wanted(target)
         template = template_between(me.packed_layout, target.layout)
-        same_host = me.is_same_host(target)
         token_valid_s = max(0.0, pending.deadline.remaining_s)
-        link.send(wire.encode(me.as_source(same_host=same_host, pools=self._pools, token_valid_s=token_valid_s)))
-        handshake.receive(link, wire.Welcome)
+        link.send(wire.encode(me.welcome(target, pools=self._pools, token_valid_s=token_valid_s)))
         # From here on the descriptor is the engine's, whether it succeeds or raises.
         self._engine.attach_claimant(
             fd=link.detach(),
@@ -206,7 +206,7 @@ class Acceptor:
             address=pending.address,
             template=template,
             ucx_address=target.ucx_address,
-            same_host=same_host,
+            same_host=me.is_same_host(target),
         )
 
     def _log_refused(self, error: KvlinkError) -> None:

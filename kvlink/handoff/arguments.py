@@ -7,7 +7,7 @@ from typing import Any
 
 from kvlink.errors import InvalidArgument
 
-__all__ = ["check_count", "check_payload", "check_seconds", "check_text"]
+__all__ = ["check_count", "check_milliseconds", "check_payload", "check_seconds", "check_text"]
 
 # A day: longer is a slip of the unit, and 32-bit milliseconds end at 49 days.
 _LONGEST_S = 86400.0
@@ -34,6 +34,11 @@ def check_seconds(value: Any, *, called: str) -> float:
     if not 0 < seconds <= _LONGEST_S:  # also false for nan
         raise InvalidArgument(f"{called} is {value!r}; it must be more than 0 and at most {_LONGEST_S:g} seconds")
     return seconds
+
+
+def check_milliseconds(value: Any, *, called: str) -> int:
+    """Return `value`, given in seconds, as whole milliseconds; raise ``InvalidArgument`` as ``check_seconds`` does."""
+    return max(1, round(check_seconds(value, called=called) * 1000))
 
 
 def check_text(value: Any, *, called: str, may_be_empty: bool) -> str:

@@ -24,17 +24,21 @@ _HIGHEST = np.iinfo(np.int32).max
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """One group of the node's cache, as far as block tables go."""
+    """One group of the node's cache, as far as block tables go.
+
+    With ``slots``, a table lists all that a request has, however many tokens that is.
+    """
 
     name: str
     num_blocks: int
     block_tokens: int
+    slots: bool = False
 
 
 def block_tables(blocks: Blocks, groups: Sequence[Group], *, num_tokens: int, operation: str) -> list[BlockTable]:
     """Return one fresh table a group, in the order of `groups`, cut to what `num_tokens` need.
 
-    Entries past the last token are ignored: engines pad their tables.
+    Entries past the last token are ignored: engines pad their tables. Tables of slots are whole.
 
     Raises
     ------
@@ -66,7 +70,7 @@ def _by_group(blocks: Blocks, groups: Sequence[Group], operation: str) -> Mappin
 
 def _table(given: Any, group: Group, *, num_tokens: int, called: str) -> BlockTable:
     table = _as_int32(given, called)
-    needed = -(-num_tokens // group.block_tokens)
+    needed = len(table) if group.slots else -(-num_tokens // group.block_tokens)
     if len(table) < needed:
         raise InvalidArgument(
             f"{called} has {len(table)} blocks, and {num_tokens} tokens in blocks of {group.block_tokens} need {needed}"

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvlink.errors import DeadlineExceeded, FailedRange, InvalidArgument, KvlinkError, error_class
+from kvlink.errors import (
+    DeadlineExceeded,
+    FailedRange,
+    InvalidArgument,
+    KvlinkError,
+    LayoutMismatch,
+    error_class,
+)
+from kvlink.handoff.ticket import copy_of
 
 if TYPE_CHECKING:
+    from kvlink.handoff.gather import Contact
     from kvlink.handoff.native import NativeHandoff
     from kvlink.handoff.node import Node
 
@@ -178,15 +187,37 @@ class Offer(Handle):
     @property
     def ticket(self) -> dict[str, Any]:
         """What a reader needs to pull: JSON-safe, for any router to carry. A fresh copy."""
-        return {**self._ticket, "groups": list(self._ticket["groups"])}
+        return copy_of(self._ticket)
 
 
 class Pull(Handle):
-    """Blocks that are being filled from another node's offer."""
+    """Blocks that are being filled from the offers of one ticket, by one source or several."""
+
+    def __init__(
+        self, handoff: NativeHandoff, node: Node, *, title: str, lasts_s: float, contacts: Sequence[Contact] = ()
+    ) -> None:
+        super().__init__(handoff, node, title=title, lasts_s=lasts_s)
+        self._contacts = contacts
+
+    @property
+    def error(self) -> KvlinkError | None:
+        """Why it failed; ``None`` while there is no outcome and after success."""
+        error = super().error
+        if not isinstance(error, LayoutMismatch):
+            return error
+        # The native core carries a class and a text; what does not fit was found while connecting.
+        for contact in self._contacts:
+            if isinstance(contact.error, LayoutMismatch):
+                error.field = contact.error.field
+                error.source_value = contact.error.source_value
+                error.target_value = contact.error.target_value
+        return error
 
     @property
     def payload(self) -> bytes:
         """The small bytes that came with the KV cache: first token, log probabilities and the like.
+
+        Of several sources, the first that the ticket names.
 
         Raises
         ------

@@ -8,9 +8,9 @@
       Proof{HMAC(secret, "dialer"...)}  ------------>
                                         <------------  Proof{HMAC(secret, "acceptor"...)}
       everything sealed from here on, see FramedSocket.seal
-      IntroduceTarget{epoch, layout...} ------------>
-                                        <------------  IntroduceSource{epoch, layout, keys...}
-      Welcome{}                         ------------>
+                                        <------------  IntroduceSource{epoch, layout}
+      IntroduceTarget{epoch, what it wants} --------->
+                                        <------------  Welcome{how the source's regions are reached}
       the native core speaks from here on
 
 Each proof covers its role and every byte of Hello and Challenge. A proof sent back to its maker

@@ -1,4 +1,4 @@
-"""What two nodes tell each other once both have proved the secret, and what they make of it."""
+"""What two nodes tell each other once both have proved the secret, and what they check of it."""
 
 from __future__ import annotations
 
@@ -6,22 +6,12 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import msgspec
 
 from kvlink import wire
-from kvlink.errors import InvalidArgument, ProtocolError, StalePeer
+from kvlink.errors import ProtocolError, StalePeer
 from kvlink.handoff.pool_socket import PoolSocket
-from kvlink.layout import CacheLayout, validate_layout
-from kvlink.plan import compile_template
 
-if TYPE_CHECKING:
-    from kvlink._native import Template
-
-__all__ = ["Introduction", "host_id", "template_between", "unpack_layout"]
-
-_TEMPLATES_KEPT = 32
+__all__ = ["Introduction", "check_source", "check_welcome", "host_id"]
 
 
 @functools.cache
@@ -45,26 +35,27 @@ class Introduction:
     keys: tuple[bytes, ...]
     ucx_address: bytes
 
-    def as_target(self, *, wanted_epoch: bytes) -> wire.IntroduceTarget:
-        """Return what the dialer tells."""
+    def as_source(self) -> wire.IntroduceSource:
+        """Return what the acceptor tells."""
+        return wire.IntroduceSource(epoch=self.epoch, name=self.name, host_id=host_id(), layout=self.packed_layout)
+
+    def as_target(self, *, wanted_epoch: bytes, share: bytes) -> wire.IntroduceTarget:
+        """Return what the dialer tells a source that delivers `share`, packed."""
         return wire.IntroduceTarget(
             epoch=self.epoch,
             wanted_epoch=wanted_epoch,
             name=self.name,
             host_id=host_id(),
             ucx_address=self.ucx_address,
-            layout=self.packed_layout,
+            layout=share,
         )
 
-    def as_source(self, *, same_host: bool, pools: PoolSocket, token_valid_s: float) -> wire.IntroduceSource:
-        """Return what the acceptor tells. Where its memory lies, it tells only who can read it by address."""
+    def welcome(self, target: wire.IntroduceTarget, *, pools: PoolSocket, token_valid_s: float) -> wire.Welcome:
+        """Return the acceptor's last word. Where its memory lies, it tells only who can read it by address."""
+        same_host = self.is_same_host(target)
         by_address = same_host or any(self.keys)
-        return wire.IntroduceSource(
-            epoch=self.epoch,
-            name=self.name,
-            host_id=host_id(),
+        return wire.Welcome(
             ucx_address=self.ucx_address,
-            layout=self.packed_layout,
             region_addresses=list(self.region_addresses) if by_address else [0] * len(self.region_addresses),
             keys=list(self.keys),
             mappable=list(self.mappable) if same_host else [False] * len(self.mappable),
@@ -87,57 +78,33 @@ class Introduction:
         if target.wanted_epoch != self.epoch:
             raise StalePeer(_stale(self.name, wanted=target.wanted_epoch, found=self.epoch))
 
-    def check_source(self, source: wire.IntroduceSource, *, wanted_epoch: bytes) -> CacheLayout:
-        """Return the layout of the node that was dialed, once everything it told fits together.
 
-        Raises
-        ------
-        StalePeer
-            If it is not the node that made the ticket.
-        ProtocolError
-            If its lists or its layout contradict each other.
-        """
-        if source.epoch != wanted_epoch:
-            raise StalePeer(_stale(source.name, wanted=wanted_epoch, found=source.epoch))
-        layout = unpack_layout(source.layout)
-        regions = len(layout.region_bytes)
-        for field in ("region_addresses", "mappable"):
-            told: Sequence[object] = getattr(source, field)
-            if len(told) != regions:
-                raise ProtocolError(f"the peer told {len(told)} {field} for {regions} regions")
-        if len(source.keys) not in (0, regions):
-            raise ProtocolError(f"the peer told {len(source.keys)} keys for {regions} regions")
-        return layout
-
-
-def unpack_layout(packed: bytes) -> CacheLayout:
-    """Return the layout that a peer told, once it is free of contradictions.
+def check_source(source: wire.IntroduceSource, *, wanted_epoch: bytes) -> None:
+    """Check that the node which was dialed is the one that the ticket names.
 
     Raises
     ------
-    ProtocolError
+    StalePeer
         If it is not.
     """
-    try:
-        layout: CacheLayout = msgspec.msgpack.decode(packed, type=CacheLayout)
-        validate_layout(layout)
-    except (msgspec.DecodeError, RecursionError, InvalidArgument) as error:
-        raise ProtocolError(f"the peer's layout contradicts itself: {error}") from None
-    return layout
+    if source.epoch != wanted_epoch:
+        raise StalePeer(_stale(source.name, wanted=wanted_epoch, found=source.epoch))
 
 
-@functools.lru_cache(maxsize=_TEMPLATES_KEPT)
-def template_between(packed_source: bytes, packed_target: bytes) -> Template:
-    """Return the copies of one block pair. Kept: the peers of one fleet have few different layouts.
+def check_welcome(welcome: wire.Welcome, *, regions: int) -> None:
+    """Check that what the acceptor tells of its regions fits to the layout that it told.
 
     Raises
     ------
-    LayoutMismatch
-        If the two caches cannot be paired.
     ProtocolError
-        If a layout contradicts itself.
+        If it does not.
     """
-    return compile_template(unpack_layout(packed_source), unpack_layout(packed_target))
+    for field in ("region_addresses", "mappable"):
+        told: Sequence[object] = getattr(welcome, field)
+        if len(told) != regions:
+            raise ProtocolError(f"the peer told {len(told)} {field} for {regions} regions")
+    if len(welcome.keys) not in (0, regions):
+        raise ProtocolError(f"the peer told {len(welcome.keys)} keys for {regions} regions")
 
 
 def _stale(name: str, *, wanted: bytes, found: bytes) -> str:

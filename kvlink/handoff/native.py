@@ -98,7 +98,7 @@ class NativeEngine(Protocol):
         """Return one packed remote key for each region."""
 
     def expect_peer(self, *, address: str) -> int:
-        """Return the slot of a peer that will be connected; pulls may be queued on it at once."""
+        """Return the number of a peer that will be connected; pulls may be queued on it at once."""
 
     def attach_source(
         self,

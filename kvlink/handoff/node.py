@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 from kvlink.config import Limits
 from kvlink.errors import ConfigError, InvalidArgument, LaneUnavailable, NotOffered
-from kvlink.handoff.arguments import check_count, check_payload, check_seconds, check_text
+from kvlink.handoff.arguments import check_count, check_milliseconds, check_payload, check_seconds, check_text
 from kvlink.handoff.block_tables import Blocks, Group, block_tables
+from kvlink.handoff.descriptor import DESCRIPTOR_VERSION, GroupFacts, NodeDescriptor
 from kvlink.handoff.handles import Offer, Pull
 from kvlink.handoff.handshake import Secret, secrets_of
-from kvlink.handoff.lanes import LANES, check_lanes
 from kvlink.handoff.running import NodeSettings, Running
+from kvlink.handoff.terms import OfferTerms
 from kvlink.handoff.ticket import Ticket, make_ticket, parse_ticket
+from kvlink.transport import LANES, check_lanes
 
 if TYPE_CHECKING:
     from kvlink.layout import KVCache
 
 __all__ = ["Node"]
 
-_MOST_TOKENS = (1 << 31) - 1
-_MOST_READERS = 1 << 16
 _MOST_COPY_THREADS = 256
 # At exit nobody is left who could use the outcome; peers only need to see the connections close.
 _EXIT_DEADLINE_S = 1.0
@@ -97,7 +97,7 @@ class Node:
         )
         self._running = Running(cache, settings)
         self._groups = [
-            Group(name=group.name, num_blocks=group.num_blocks, block_tokens=group.block_tokens)
+            Group(name=group.name, num_blocks=group.num_blocks, block_tokens=group.block_tokens, slots=group.slots)
             for group in self._running.cache.layout.groups
         ]
         self._close_once = weakref.finalize(self, self._running.close, _EXIT_DEADLINE_S)
@@ -141,27 +141,44 @@ class Node:
         """The cache, with its regions as peers see them."""
         return self._running.cache
 
+    @property
+    def descriptor(self) -> dict[str, Any]:
+        """What a ``TicketMint`` needs of this node: JSON-safe; for as long as the node is in this life.
+
+        Holds no key, no memory address and no layout. A fresh copy.
+        """
+        return self._descriptor().as_dict()
+
     def offer(
         self,
         blocks: Blocks,
         *,
-        num_tokens: int,
-        ttl_s: float = 30.0,
+        num_tokens: int | None = None,
+        ttl_s: float | None = None,
         label: str = "",
-        readers: int = 1,
+        readers: int | None = None,
         payload: bytes | bytearray | memoryview = b"",
+        ticket: Mapping[str, Any] | None = None,
     ) -> Offer:
         """Let `readers` other nodes read the blocks of `num_tokens` tokens. Does not block.
 
         `blocks` is a list, an int32 array, or one of these for each group by its name; ``-1`` is a
         hole that nobody may ask for. The bytes must stay as they are until the offer is released,
-        which is at the last reader's confirmation or after `ttl_s` seconds.
+        which is at the last reader's confirmation or after `ttl_s` seconds (30 by default, and one
+        reader).
+
+        `ticket` is one that a ``TicketMint`` made over this node and maybe others. It says how many
+        tokens, readers and seconds; whoever had it early may have claimed it already.
 
         Raises
         ------
         InvalidArgument
-            If a table is malformed or too short, a block is out of range or appears twice, or
-            another argument is out of bounds.
+            If a table is malformed or too short, a block is out of range or appears twice, another
+            argument is out of bounds, or `ticket` says something else or does not name this node.
+        TicketInvalid
+            If `ticket` is not one, or was altered.
+        StalePeer
+            If `ticket` names this node in another life.
         BlocksBusy
             If a pull is writing one of the blocks.
         Busy
@@ -170,27 +187,27 @@ class Node:
             If the node is closed, or this is a forked child.
         """
         running = self._usable("offer")
-        num_tokens = check_count(num_tokens, low=0, high=_MOST_TOKENS, called="offer: num_tokens")
-        readers = check_count(readers, low=1, high=_MOST_READERS, called="offer: readers")
-        ttl_s = check_seconds(ttl_s, called="offer: ttl_s")
+        terms = OfferTerms.of(ticket, self._descriptor().source, num_tokens=num_tokens, readers=readers, ttl_s=ttl_s)
         handoff = running.engine.offer(
-            blocks=block_tables(blocks, self._groups, num_tokens=num_tokens, operation="offer"),
-            num_tokens=num_tokens,
-            ttl_ms=_milliseconds(ttl_s),
-            readers=readers,
+            blocks=block_tables(blocks, self._groups, num_tokens=terms.num_tokens, operation="offer"),
+            num_tokens=terms.num_tokens,
+            ttl_ms=terms.ttl_ms,
+            readers=terms.readers,
             payload=check_payload(payload, most_bytes=self._limits.payload_bytes, called="offer: payload"),
             label=check_text(label, called="offer: label", may_be_empty=True),
+            minted=terms.minted,
         )
-        ticket = make_ticket(
+        made = make_ticket(
             epoch=running.epoch,
             sequence=handoff.sequence,
-            address=running.address,
-            name=self._name,
-            num_tokens=num_tokens,
+            sources=[self._descriptor().source],
+            num_tokens=terms.num_tokens,
             groups=[group.name for group in self._groups],
-            readers=readers,
+            readers=terms.readers,
+            ttl_ms=terms.ttl_ms,
         )
-        return Offer(handoff, self, title=f"offer {ticket['id']} of {self._name}", lasts_s=ttl_s, ticket=ticket)
+        title = f"offer {handoff.epoch.hex()}-{handoff.sequence} of {self._name}"
+        return Offer(handoff, self, title=title, lasts_s=terms.ttl_ms / 1000, ticket=terms.ticket or made)
 
     def pull(
         self,
@@ -207,6 +224,11 @@ class Node:
         `blocks` covers the request from its first token. Blocks that lie within `skip_tokens`, a
         prefix that is here already, are left alone; so are holes, given as ``-1``. `require` names
         the one lane to use. The outcome comes within `deadline_s` seconds, connecting included.
+        Slots of state are read whatever `skip_tokens` says, unless they are holes.
+
+        A ticket over several sources is read from all of them: each element of this cache from one
+        that holds it, and nothing from those that are not needed, which are told so. Success means
+        that every one of them has confirmed; the first that fails, fails the pull.
 
         Raises
         ------
@@ -226,35 +248,41 @@ class Node:
             If the node is closed, or this is a forked child.
         """
         running = self._usable("pull")
-        source = parse_ticket(ticket)
-        operation = f"pull {source.id} from {source.name}"
-        skip_tokens = check_count(skip_tokens, low=0, high=source.num_tokens, called=f"{operation}: skip_tokens")
+        parsed = parse_ticket(ticket)
+        operation = f"pull {parsed.title}"
+        skip_tokens = check_count(skip_tokens, low=0, high=parsed.num_tokens, called=f"{operation}: skip_tokens")
         deadline_s = check_seconds(deadline_s, called=f"{operation}: deadline_s")
         label = check_text(label, called=f"{operation}: label", may_be_empty=True)
         lane = self._lane(require, operation)
-        self._check_groups(source, operation)
-        tables = block_tables(blocks, self._groups, num_tokens=source.num_tokens, operation=operation)
-        peer = running.dialer.peer_for(
-            address=source.address, name=source.name, epoch=source.epoch_bytes, deadline_s=deadline_s
-        )
+        self._check_groups(parsed, operation)
+        tables = block_tables(blocks, self._groups, num_tokens=parsed.num_tokens, operation=operation)
+        contacts = running.dialer.contacts_for(parsed.sources, deadline_s=deadline_s)
         handoff = running.engine.pull(
-            [(peer, source.epoch_bytes, source.sequence)],
+            [(contact.peer, parsed.epoch_bytes, parsed.sequence) for contact in contacts],
             blocks=tables,
-            num_tokens=source.num_tokens,
+            num_tokens=parsed.num_tokens,
             skip_tokens=skip_tokens,
-            deadline_ms=_milliseconds(deadline_s),
+            deadline_ms=check_milliseconds(deadline_s, called=f"{operation}: deadline_s"),
             lane=lane,
             label=label,
         )
-        return Pull(handoff, self, title=operation, lasts_s=deadline_s)
+        return Pull(handoff, self, title=operation, lasts_s=deadline_s, contacts=contacts)
 
     def fileno(self) -> int:
         """Return an eventfd that is readable once something happened to any handle; the caller reads it empty."""
         return self._usable("fileno").engine.fileno()
 
     def peers(self) -> list[dict[str, Any]]:
-        """Return how each peer stands: name, address, role, state, lanes, transports, handoffs and bytes."""
-        return [{**peer, "epoch": peer["epoch"].hex()} for peer in self._usable("peers").engine.peers()]
+        """Return how each peer stands: name, address, role, state, lanes, transports, handoffs and bytes.
+
+        ``lane_reason`` says why ``lanes`` come in this order; it is empty for a peer that reads from here.
+        """
+        running = self._usable("peers")
+        reasons = running.dialer.lane_reasons()
+        return [
+            {**peer, "epoch": peer["epoch"].hex(), "lane_reason": reasons.get(peer["peer"], "")}
+            for peer in running.engine.peers()
+        ]
 
     def holds(self) -> dict[str, int]:
         """Return how many blocks live offers ("shared") and pulls ("exclusive") hold, and how many handoffs live."""
@@ -303,13 +331,24 @@ class Node:
         self._running.check_usable(f"{operation} at {self._name}")
         return self._running
 
-    def _check_groups(self, source: Ticket, operation: str) -> None:
-        own = {group.name for group in self._groups}
-        missing, unknown = own - set(source.groups), set(source.groups) - own
+    def _descriptor(self) -> NodeDescriptor:
+        return NodeDescriptor(
+            kvlink=DESCRIPTOR_VERSION,
+            name=self._name,
+            address=self.address,
+            epoch=self.epoch,
+            groups=[
+                GroupFacts(
+                    name=group.name, num_blocks=group.num_blocks, block_tokens=group.block_tokens, slots=group.slots
+                )
+                for group in self._groups
+            ],
+        )
+
+    def _check_groups(self, ticket: Ticket, operation: str) -> None:
+        missing = {group.name for group in self._groups} - set(ticket.groups)
         if missing:
-            raise NotOffered(f"{operation}: groups {sorted(missing)} of this cache are not among {source.groups}")
-        if unknown:
-            raise InvalidArgument(f"{operation}: the offer has groups {sorted(unknown)}, this cache has {sorted(own)}")
+            raise NotOffered(f"{operation}: groups {sorted(missing)} of this cache are not among {ticket.groups}")
 
     def _lane(self, require: str | None, operation: str) -> str:
         if require is None:
@@ -319,10 +358,6 @@ class Node:
         if require not in self._lanes:
             raise LaneUnavailable(f"{operation}: lane {require!r} is not among lanes={list(self._lanes)} of this node")
         return require
-
-
-def _milliseconds(seconds: float) -> int:
-    return max(1, round(seconds * 1000))
 
 
 def _copy_threads(given: int | None) -> int:

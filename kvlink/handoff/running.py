@@ -18,16 +18,18 @@ from kvlink.errors import Closed, UnsupportedMemory
 from kvlink.handoff.accept import Acceptor
 from kvlink.handoff.address import listen_on
 from kvlink.handoff.awaiting import Awaiters
+from kvlink.handoff.connect import Connector
 from kvlink.handoff.dial import Dialer
 from kvlink.handoff.handshake import Secrets
 from kvlink.handoff.introduction import Introduction
 from kvlink.handoff.native import NativeEngine
+from kvlink.handoff.pairing import Shares
 from kvlink.handoff.pool_socket import PoolSocket
 from kvlink.memory import pool_of
 from kvlink.transport import open_ucx
 
 if TYPE_CHECKING:
-    from kvlink.layout import KVCache, MemoryRegion
+    from kvlink.layout import CacheLayout, KVCache, MemoryRegion
     from kvlink.memory import SharedPool
 
 __all__ = ["NodeSettings", "Running"]
@@ -97,7 +99,11 @@ class Running:
         self.awaiters = Awaiters(self.engine.wake_fd())
         undo.callback(self.awaiters.close)
         self.dialer = Dialer(
-            self.engine, introduction, secrets=settings.secrets, lanes=settings.lanes, limits=settings.limits
+            self.engine,
+            name=settings.name,
+            connector=Connector(self.engine, introduction, secrets=settings.secrets, lanes=settings.lanes),
+            shares=Shares(self.cache.layout, epoch=self.epoch),
+            limits=settings.limits,
         )
         self.acceptor = Acceptor(
             self.engine,
@@ -162,6 +168,16 @@ def _abandon_all() -> None:
 os.register_at_fork(after_in_child=_abandon_all)
 
 
+def _numbered(layout: CacheLayout) -> list[tuple[str, int, int, int, bool, int]]:
+    """Return the groups as the native core takes them; those of one block pool have one number."""
+    pools: dict[str, int] = {}
+    numbered = []
+    for index, group in enumerate(layout.groups):
+        pool = pools.setdefault(group.block_pool, index) if group.block_pool is not None else index
+        numbered.append((group.name, group.num_blocks, group.block_tokens, group.window or 0, group.slots, pool))
+    return numbered
+
+
 def start_engine(cache: KVCache, epoch: bytes, settings: NodeSettings, *, listen_host: str) -> NativeEngine:
     """Start the native core over the memory of `cache`, which must stay alive until it is closed."""
     from kvlink import _native
@@ -169,7 +185,7 @@ def start_engine(cache: KVCache, epoch: bytes, settings: NodeSettings, *, listen
     layout = cache.layout
     engine = _native.Engine(
         epoch=epoch,
-        groups=[(group.name, group.num_blocks, group.block_tokens) for group in layout.groups],
+        groups=_numbered(layout),
         regions=[(region.address, region.nbytes) for region in cache.regions],
         ucx=open_ucx(listen_host=listen_host),
         copy_threads=settings.copy_threads,

@@ -178,7 +178,7 @@ class NodeWorker:
         """Watch without a pause: the whole transfer takes only tens of milliseconds."""
         deadline = time.monotonic() + timeout_s
         kept = self._handles[handle]
-        while (state := str(kept.state)) in ("connecting", "claiming"):
+        while (state := str(kept.state)) in ("connecting", "claiming", "waiting"):
             if time.monotonic() > deadline:
                 raise AssertionError(f"the handoff never began to move: {self.snapshot(handle)}")
         return state

@@ -11,6 +11,8 @@ from helpers.patterns import Geometry, Placement, Request
 from helpers.processes import Pair, run_python
 
 IDLE_S = 10.0
+#: A machine that is busy with something else is given several chances.
+MOST_TRIES = 10
 REQUEST = Request(source_blocks=(6, 1, 4), target_blocks=(0, 7, 3), num_tokens=11)
 
 
@@ -53,20 +55,20 @@ cache = kvlink.KVCache.from_tensors({"a": tensor}, axes="kv block token head dim
 node = kvlink.Node(cache, name="first")
 print(time.perf_counter() - began)
 """
-    fastest_s = min(float(run_python(code).stdout) for _ in range(5))
-    assert fastest_s < 0.150
+    tries: list[float] = []
+    while not tries or (min(tries) >= 0.150 and len(tries) < MOST_TRIES):
+        tries.append(float(run_python(code).stdout))
+    assert min(tries) < 0.150, tries
 
 
 def test_import_adds_less_than_150_ms_and_no_torch() -> None:
-    def fastest(code: str) -> float:
-        times = []
-        for _ in range(7):
-            began = time.perf_counter()
-            assert run_python(code).returncode == 0
-            times.append(time.perf_counter() - began)
-        return min(times)
+    def seconds(code: str) -> float:
+        began = time.perf_counter()
+        assert run_python(code).returncode == 0
+        return time.perf_counter() - began
 
-    assert fastest("import kvlink") - fastest("pass") < 0.150
+    fastest_s = {code: min(seconds(code) for _ in range(5)) for code in ("pass", "import kvlink")}
+    assert fastest_s["import kvlink"] - fastest_s["pass"] < 0.150
     loaded = run_python("import sys, kvlink; print(*sys.modules)").stdout.split()
     assert not {"torch", "transformers", "cupy", "ucxx", "vllm", "sglang"} & set(loaded)
 

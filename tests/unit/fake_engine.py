@@ -80,7 +80,7 @@ class FakeEngine:
         self.attached = threading.Event()
         self.failed = threading.Event()
         self.closed = False
-        self._queued: dict[int, list[FakeHandoff]] = {}
+        self._waiting: list[tuple[FakeHandoff, list[int]]] = []  # pulls, and the peers that they read from
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
         self._bells = os.eventfd(0, os.EFD_NONBLOCK), os.eventfd(0, os.EFD_NONBLOCK)
@@ -102,9 +102,10 @@ class FakeEngine:
             os.close(bell)
 
     def ring(self) -> None:
-        if not self.closed:
-            for bell in self._bells:
-                os.eventfd_write(bell, 1)
+        with self._lock:  # the bells are closed once `closed` is true
+            if not self.closed:
+                for bell in self._bells:
+                    os.eventfd_write(bell, 1)
 
     def fileno(self) -> int:
         return self._bells[0]
@@ -128,10 +129,9 @@ class FakeEngine:
     def attach_source(self, peer: int, **facts: Any) -> list[str]:
         with self._lock:
             self.sources[peer] = facts
-            self.states[peer] = "ready"
-            queued = self._queued.pop(peer, [])
-        for pull in queued:
-            self._serve(pull)
+            if self.states[peer] == "connecting":
+                self.states[peer] = "ready"
+        self._serve_ready()
         self.attached.set()
         return list(facts["lanes"])
 
@@ -145,8 +145,8 @@ class FakeEngine:
         with self._lock:
             self.failures[peer] = (code, message)
             self.states[peer] = "lost"
-            queued = self._queued.pop(peer, [])
-        for pull in queued:
+            failed = [pull for pull, peers in self._waiting if peer in peers]
+        for pull in failed:  # the first failure of a pull counts
             pull.settle(code, message)
         self.failed.set()
 
@@ -165,26 +165,25 @@ class FakeEngine:
             for peer, state in self.states.items()
         ]
 
-    def offer(self, *, label: str, payload: bytes, **_: Any) -> FakeHandoff:
+    def offer(self, *, label: str, payload: bytes, minted: tuple[bytes, int] | None = None, **_: Any) -> FakeHandoff:
         self._check()
-        sequence = next(self._numbers)
-        offered = FakeHandoff(self, kind="offer", epoch=self.epoch, sequence=sequence, label=label, payload=payload)
+        epoch, sequence = minted or (self.epoch, next(self._numbers))
+        offered = FakeHandoff(self, kind="offer", epoch=epoch, sequence=sequence, label=label, payload=payload)
         self.offers[sequence] = offered
         return offered
 
     def pull(self, sources: list[tuple[int, bytes, int]], *, label: str, deadline_ms: int, **_: Any) -> FakeHandoff:
         self._check()
-        ((peer, epoch, sequence),) = sources
+        peers = [peer for peer, _, _ in sources]
+        _, epoch, sequence = sources[0]
         pull = FakeHandoff(self, kind="pull", epoch=epoch, sequence=sequence, label=label, payload=b"")
         self.pulls.append(pull)
         with self._lock:
-            state = self.states[peer]
-            if state == "connecting":
-                self._queued.setdefault(peer, []).append(pull)
-        if state == "ready":
-            self._serve(pull)
-        elif state == "lost":
-            pull.settle("PeerLost", "the connection is gone")
+            lost = next((peer for peer in peers if self.states[peer] == "lost"), None)
+            self._waiting.append((pull, peers))
+        if lost is not None:
+            pull.settle(*self.failures.get(lost, ("PeerLost", "the connection is gone")))
+        self._serve_ready()
         return pull
 
     def holds(self) -> dict[str, int]:
@@ -197,14 +196,26 @@ class FakeEngine:
         if self.closed:
             raise Closed("the engine is closed")
 
-    def _serve(self, pull: FakeHandoff) -> None:
-        offered = FakeEngine.by_epoch[pull.epoch].offers.get(pull.sequence)
-        if offered is None or offered.outcome is not None:
+    def _serve_ready(self) -> None:
+        with self._lock:
+            ready = [
+                (pull, peers) for pull, peers in self._waiting if all(self.states[peer] == "ready" for peer in peers)
+            ]
+            self._waiting = [one for one in self._waiting if one not in ready and one[0].outcome is None]
+        for pull, peers in ready:
+            self._serve(pull, peers)
+
+    def _serve(self, pull: FakeHandoff, peers: list[int]) -> None:
+        if pull.outcome is not None:
+            return
+        offers = [FakeEngine.by_epoch[self.sources[peer]["epoch"]].offers.get(pull.sequence) for peer in peers]
+        if any(offered is None or offered.outcome is not None for offered in offers):
             pull.settle("UnknownHandoff", "no such offer")
             return
-        pull.payload, pull.lane = offered.payload, "mapped"
-        pull.settle()
-        offered.settle()
+        pull.payload, pull.lane = offers[0].payload, "mapped"
+        for offered in offers:
+            offered.settle()
+        pull.settle()  # last, since the test may end with it
 
 
 def wait_until(happened: Any, *, timeout_s: float = 5.0) -> None:

@@ -12,6 +12,7 @@ from kvlink.handoff.block_tables import Group, block_tables
 
 FULL = Group(name="full", num_blocks=8, block_tokens=4)
 SLIDING = Group(name="sliding", num_blocks=3, block_tokens=8)
+STATE = Group(name="state", num_blocks=5, block_tokens=1, slots=True)
 
 
 def tables(blocks: Any, *groups: Group, num_tokens: int = 11) -> list[list[int]]:
@@ -88,3 +89,12 @@ def test_groups_come_in_the_order_of_the_cache() -> None:
 def test_what_cannot_be_is_refused_with_the_reason(blocks: Any, groups: Any, said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         tables(blocks, *groups)
+
+
+def test_slots_of_state_are_taken_as_they_are_however_many_tokens_there_are() -> None:
+    for num_tokens in (0, 1, 11):
+        assert tables([4, -1, 2], STATE, num_tokens=num_tokens) == [[4, -1, 2]]
+        assert tables([], STATE, num_tokens=num_tokens) == [[]]
+    for wrong in ([5], [1, 1], [-2]):
+        with pytest.raises(InvalidArgument, match="outside|twice"):
+            tables(wrong, STATE)

@@ -171,11 +171,17 @@ def test_too_many_unconnected_peers_are_busy(make_node: MakeNode) -> None:
 
 
 def _ticket_at(listener: socket.socket, epoch: bytes = bytes(16)) -> dict[str, Any]:
-    from kvlink.handoff.ticket import make_ticket
+    from kvlink.handoff.ticket import TicketSource, make_ticket
 
     address = f"127.0.0.1:{listener.getsockname()[1]}"
     return make_ticket(
-        epoch=epoch, sequence=1, address=address, name="silent", num_tokens=1, groups=["full"], readers=1
+        epoch=epoch,
+        sequence=1,
+        sources=[TicketSource(name="silent", address=address, epoch=epoch.hex())],
+        num_tokens=1,
+        groups=["full"],
+        readers=1,
+        ttl_ms=1000,
     )
 
 
@@ -210,6 +216,7 @@ def test_no_outcome_of_connecting_leaks_a_descriptor_or_a_thread(make_node: Make
     source, target = make_node("source", secret="s"), make_node("target", secret="s")
     wrong = make_node("wrong", secret="t")
     unlike = make_node("unlike", of=cache(16), secret="s")
+    at_rest = threading.active_count()
 
     def meet_all() -> None:
         ticket = source.offer([1], num_tokens=1).ticket
@@ -219,13 +226,18 @@ def test_no_outcome_of_connecting_leaks_a_descriptor_or_a_thread(make_node: Make
         place = source.address.rpartition(":")
         socket.create_connection((place[0], int(place[2])), timeout=5).close()
 
+    def all_met(times: int) -> bool:
+        """Whether so many connections have ended, beside those of the target and its pools, and their threads too."""
+        ended = sum(count for name, count in source.counters().items() if name.startswith("connections"))
+        return ended == 2 + 3 * times and threading.active_count() == at_rest
+
     target.pull(source.offer([1], num_tokens=1).ticket, [0]).wait(timeout_s=5)
     meet_all()
-    wait_until(lambda: threading.active_count() < 8)
-    before = descriptors(), threading.active_count()
+    wait_until(lambda: all_met(1))
+    before = descriptors()
     for _ in range(10):
         meet_all()
-    wait_until(lambda: (descriptors(), threading.active_count()) == before)
+    wait_until(lambda: all_met(11) and descriptors() == before)
 
 
 def test_closing_is_idempotent_from_any_thread_and_ends_what_waits(make_node: MakeNode) -> None:
@@ -336,7 +348,8 @@ def test_a_setting_that_cannot_be_is_refused_by_name(make_node: MakeNode, option
 )
 def test_tickets_name_what_others_can_reach(make_node: MakeNode, options: dict[str, Any], host: str) -> None:
     node = make_node("source", **options)
-    assert node.offer([1], num_tokens=1).ticket["address"] == node.address
+    (source,) = node.offer([1], num_tokens=1).ticket["sources"]
+    assert source == {"name": "source", "address": node.address, "epoch": node.epoch}
     assert node.address.rpartition(":")[0] == host
     assert int(node.address.rpartition(":")[2]) > 0
 

@@ -18,6 +18,10 @@ from kvlink.handoff import running
 from kvlink.scheduler import DecodeWorker, Placement, Scheduler
 
 
+def sequence_of(ticket: dict[str, Any]) -> int:
+    return int(ticket["id"].rpartition("-")[2])
+
+
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[kvlink.Node]:
     monkeypatch.setattr(running, "start_engine", lambda cache, epoch, settings, **_: FakeEngine(epoch=epoch))
@@ -43,7 +47,7 @@ class Decoder:
             raise self._error
         self.tickets.append(ticket)
         if self.read:
-            self._engine.offers[ticket["sequence"]].settle()
+            self._engine.offers[sequence_of(ticket)].settle()
         return f"taken by {self.worker.name}"
 
 
@@ -90,7 +94,7 @@ async def test_a_worker_that_refuses_gives_the_room_back_and_the_offer_is_withdr
 
 async def test_an_offer_that_fails_does_not_wait_for_the_worker(node: kvlink.Node) -> None:
     async def never(ticket: dict[str, Any]) -> None:
-        engine.offers[ticket["sequence"]].settle("TicketExpired", "nobody came")
+        engine.offers[sequence_of(ticket)].settle("TicketExpired", "nobody came")
         await asyncio.sleep(3600)
 
     engine = FakeEngine.by_epoch[bytes.fromhex(node.epoch)]
@@ -169,7 +173,7 @@ def test_the_blocking_forms_do_the_same(node: kvlink.Node) -> None:
 
     def take(ticket: dict[str, Any]) -> str:
         taken.append(ticket)
-        FakeEngine.by_epoch[bytes.fromhex(node.epoch)].offers[ticket["sequence"]].settle()
+        FakeEngine.by_epoch[bytes.fromhex(node.epoch)].offers[sequence_of(ticket)].settle()
         return "by a plain function"
 
     scheduler = Scheduler(node, workers=[DecodeWorker(name="a", free_blocks={"full": 8}, hand_off=take)])

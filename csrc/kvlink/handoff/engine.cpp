@@ -19,29 +19,6 @@ constexpr std::uint64_t kLongestMs = 7ULL * 24 * 3600 * 1000;
   return now_ns() + duration_ms * kNsPerMs;
 }
 
-/// The entries of each table that hold tokens of [first, end); all others are cut off or made holes.
-[[nodiscard]] BlockTables entries_between(const BlockTables& tables, const std::vector<Group>& groups,
-                                          std::uint64_t first, std::uint64_t end) {
-  if (tables.size() != groups.size()) {
-    throw Error(Code::invalid_argument, "block tables for " + std::to_string(tables.size()) +
-                                            " groups, the cache has " + std::to_string(groups.size()));
-  }
-  BlockTables out;
-  for (std::size_t g = 0; g < tables.size(); ++g) {
-    const std::uint64_t tokens = groups[g].block_tokens;
-    const std::uint64_t needed = (end + tokens - 1) / tokens;
-    if (tables[g].size() < needed) {
-      throw Error(Code::invalid_argument, std::to_string(end) + " tokens need " + std::to_string(needed) +
-                                              " blocks of group '" + groups[g].name + "', " +
-                                              std::to_string(tables[g].size()) + " are given");
-    }
-    auto& kept = out.emplace_back(tables[g].begin(), tables[g].begin() + static_cast<std::ptrdiff_t>(needed));
-    const std::uint64_t skipped = first == end ? needed : std::min(needed, first / tokens);
-    std::fill_n(kept.begin(), skipped, -1);
-  }
-  return out;
-}
-
 }  // namespace
 
 Engine::Engine(EngineOptions options)
@@ -236,7 +213,7 @@ std::shared_ptr<Handoff> Engine::offer(OfferOptions options) {
                                             " travel with a handoff");
   }
   const std::int64_t expires_ns = deadline_after(options.ttl_ms, "ttl");
-  BlockTables blocks = entries_between(options.blocks, services_.holds->groups(), 0, options.num_tokens);
+  BlockTables blocks = touched(options.blocks, services_.holds->groups(), 0, options.num_tokens);
   admit_one();
   try {
     services_.holds->acquire_shared(blocks);
@@ -271,8 +248,7 @@ std::shared_ptr<Handoff> Engine::pull(PullOptions options) {
                                             std::to_string(options.num_tokens) + " tokens");
   }
   const std::int64_t deadline_ns = deadline_after(options.deadline_ms, "deadline");
-  BlockTables written =
-      entries_between(options.blocks, services_.holds->groups(), options.skip_tokens, options.num_tokens);
+  BlockTables written = touched(options.blocks, services_.holds->groups(), options.skip_tokens, options.num_tokens);
   admit_one();
   try {
     services_.holds->acquire_exclusive(written);

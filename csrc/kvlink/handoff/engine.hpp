@@ -130,7 +130,7 @@ class Engine {
   void serve(const PeerPtr& peer);
   void dispatch(const PeerPtr& peer, const Header& header, std::span<const std::byte> body);
   void lose(const PeerPtr& peer, Failure failure);
-  void drop_lost();
+  bool drop_lost();
   void flush_channels();
   [[nodiscard]] PeerPtr peer(std::uint64_t id) const;
   [[nodiscard]] PeerPtr peer_or_lost(std::uint64_t id) const;

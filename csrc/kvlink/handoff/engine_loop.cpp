@@ -41,7 +41,7 @@ bool Engine::turn() noexcept {
   const std::int64_t now = now_ns();
   busy = offers_.turn(now) || busy;
   busy = pulls_.turn(now) || busy;
-  drop_lost();
+  busy = drop_lost() || busy;
   flush_channels();
   return busy;
 }
@@ -125,7 +125,8 @@ void Engine::lose(const PeerPtr& lost, Failure failure) {
   if (!lost->lost) lost->lost = std::move(failure);
 }
 
-void Engine::drop_lost() {
+bool Engine::drop_lost() {
+  bool dropped = false;
   for (auto found = peers_.begin(); found != peers_.end();) {
     const PeerPtr each = found->second;
     if (!each->lost) {
@@ -146,7 +147,9 @@ void Engine::drop_lost() {
     }
     each->reach.close();
     found = peers_.erase(found);
+    dropped = true;
   }
+  return dropped;
 }
 
 void Engine::flush_channels() {

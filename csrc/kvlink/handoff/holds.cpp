@@ -1,13 +1,52 @@
 #include "kvlink/handoff/holds.hpp"
 
+#include <algorithm>
+
 #include "kvlink/error.hpp"
 
 namespace kvlink::handoff {
 
+BlockTables touched(const BlockTables& tables, const std::vector<Group>& groups, std::uint64_t first,
+                    std::uint64_t end) {
+  if (tables.size() != groups.size()) {
+    throw Error(Code::invalid_argument, "block tables for " + std::to_string(tables.size()) +
+                                            " groups, the cache has " + std::to_string(groups.size()));
+  }
+  BlockTables out;
+  for (std::size_t g = 0; g < tables.size(); ++g) {
+    if (groups[g].slots) {
+      out.push_back(tables[g]);
+      continue;
+    }
+    const std::uint64_t tokens = groups[g].block_tokens;
+    const std::uint64_t needed = (end + tokens - 1) / tokens;
+    if (tables[g].size() < needed) {
+      throw Error(Code::invalid_argument, std::to_string(end) + " tokens need " + std::to_string(needed) +
+                                              " blocks of group '" + groups[g].name + "', " +
+                                              std::to_string(tables[g].size()) + " are given");
+    }
+    auto& kept = out.emplace_back(tables[g].begin(), tables[g].begin() + static_cast<std::ptrdiff_t>(needed));
+    const bool slides = groups[g].window != 0 && end > groups[g].window;
+    const std::uint64_t from = slides ? std::max<std::uint64_t>(first, end - groups[g].window) : first;
+    std::fill_n(kept.begin(), from >= end ? needed : from / tokens, -1);
+  }
+  return out;
+}
+
 Holds::Holds(std::vector<Group> groups) : groups_(std::move(groups)) {
-  for (const Group& group : groups_) {
-    held_.emplace_back(group.num_blocks, 0);
-    seen_.emplace_back(group.num_blocks, 0U);
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    const auto first = std::ranges::find(groups_, groups_[g].pool, &Group::pool);
+    const auto earlier = static_cast<std::size_t>(first - groups_.begin());
+    if (earlier == g) {
+      pool_of_.push_back(held_.size());
+      held_.emplace_back();
+      seen_.emplace_back();
+    } else {
+      pool_of_.push_back(pool_of_[earlier]);
+    }
+    auto& held = held_[pool_of_[g]];
+    held.resize(std::max<std::size_t>(held.size(), groups_[g].num_blocks), 0);
+    seen_[pool_of_[g]].resize(held.size(), 0U);
   }
 }
 
@@ -26,12 +65,12 @@ void Holds::check(const BlockTables& tables, std::int32_t highest_allowed) {
                                                 "' is outside [0, " + std::to_string(groups_[g].num_blocks) + ")");
       }
       const auto index = static_cast<std::size_t>(block);
-      if (seen_[g][index] == check_number_) {
+      if (seen_[pool_of_[g]][index] == check_number_) {
         throw Error(Code::invalid_argument,
                     "block " + std::to_string(block) + " of group '" + name + "' appears twice");
       }
-      seen_[g][index] = check_number_;
-      const std::int32_t held = held_[g][index];
+      seen_[pool_of_[g]][index] = check_number_;
+      const std::int32_t held = held_[pool_of_[g]][index];
       if (held == kExclusive || held > highest_allowed) {
         throw Error(Code::blocks_busy, "block " + std::to_string(block) + " of group '" + name + "' is " +
                                            (held == kExclusive ? "written by a live pull" : "read by a live offer") +
@@ -44,7 +83,7 @@ void Holds::check(const BlockTables& tables, std::int32_t highest_allowed) {
 void Holds::add(const BlockTables& tables, std::int32_t difference) noexcept {
   for (std::size_t g = 0; g < tables.size(); ++g) {
     for (const std::int32_t block : tables[g]) {
-      if (block != -1) held_[g][static_cast<std::size_t>(block)] += difference;
+      if (block != -1) held_[pool_of_[g]][static_cast<std::size_t>(block)] += difference;
     }
   }
 }

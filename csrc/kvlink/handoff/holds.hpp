@@ -14,10 +14,19 @@ struct Group {
   std::string name;
   std::uint32_t num_blocks{};
   std::uint32_t block_tokens{};
+  std::uint32_t window{};  // tokens that a sliding window attends to; 0: all of them
+  bool slots{};            // a table lists whole slots of state, whatever the tokens
+  std::uint32_t pool{};    // groups of one number draw on the same blocks
 };
 
 /// Block ids by group; `-1` is a hole and is never held.
 using BlockTables = std::vector<std::vector<std::int32_t>>;
+
+/// The part of each table that a handoff of tokens [first, end) touches: cut after the last token, holes for entries
+/// in front of `first` or of a group's window. Slots stay whole. Throws Error(invalid_argument) for a table that is too
+/// short.
+[[nodiscard]] BlockTables touched(const BlockTables& tables, const std::vector<Group>& groups, std::uint64_t first,
+                                  std::uint64_t end);
 
 /// Thread-safe. The engine's allocator decides what a block holds; this only keeps readers and writers apart.
 class Holds {
@@ -48,6 +57,7 @@ class Holds {
 
   std::vector<Group> groups_;
   mutable std::mutex mutex_;
+  std::vector<std::size_t> pool_of_;              // by group: which of the following
   std::vector<std::vector<std::int32_t>> held_;   // kExclusive, or the number of offers that hold the block
   std::vector<std::vector<std::uint32_t>> seen_;  // the last check that met the block: finds doubles in one pass
   std::uint32_t check_number_{0};

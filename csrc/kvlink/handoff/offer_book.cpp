@@ -20,17 +20,6 @@ constexpr std::int64_t kLongestParkMs = 60'000;
   return static_cast<std::uint32_t>(std::min<std::int64_t>(left, std::numeric_limits<std::uint32_t>::max()));
 }
 
-/// The part of each table that holds tokens below `end_token`.
-[[nodiscard]] BlockTables cut(const BlockTables& tables, const std::vector<Group>& groups, std::uint64_t end_token) {
-  BlockTables out;
-  for (std::size_t g = 0; g < tables.size(); ++g) {
-    const std::uint64_t entries = (end_token + groups[g].block_tokens - 1) / groups[g].block_tokens;
-    const auto count = std::min<std::uint64_t>(entries, tables[g].size());
-    out.emplace_back(tables[g].begin(), tables[g].begin() + static_cast<std::ptrdiff_t>(count));
-  }
-  return out;
-}
-
 void refuse(Peer& peer, const AttemptId& attempt, const Failure& failure) {
   if (peer.channel) write_refuse(peer.channel->outbox(), attempt, failure);
 }
@@ -166,7 +155,7 @@ void OfferBook::on_claim(const PeerPtr& peer, const AttemptId& attempt, const Cl
               handoff::Grant{.remaining_ms = remaining_ms(offer.request.expires_ns, now_ns()),
                              .num_tokens = offer.request.num_tokens,
                              .payload = offer.request.payload,
-                             .blocks = cut(offer.request.blocks, services_.holds->groups(), claim.end_token)});
+                             .blocks = touched(offer.request.blocks, services_.holds->groups(), 0, claim.end_token)});
 }
 
 OfferBook::Grant* OfferBook::find_grant(const PeerPtr& peer, const AttemptId& attempt) {

@@ -24,7 +24,7 @@ namespace kvlink::handoff {
 /// What `Engine::offer` was asked for, after it was checked and its blocks are held.
 struct OfferRequest {
   std::shared_ptr<Handoff> handle;
-  BlockTables blocks;  // one table a group, cut to the entries that hold tokens
+  BlockTables blocks;  // one table a group, as `touched` leaves them
   std::uint64_t num_tokens{};
   std::int64_t expires_ns{};
   std::uint32_t readers{1};

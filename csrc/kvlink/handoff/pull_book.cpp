@@ -266,11 +266,9 @@ void PullBook::settle(PullPtr pull) {
   deadlines_.erase({pull->request.deadline_ns, handle->id()});
   for (const PartRequest& request : pull->request.parts) {
     const auto part = parts_.find(request.attempt);
-    if (part->second.transfer && !part->second.transfer->drained()) {
-      part->second.transfer->cancel();  // `finish` retires it once it has drained.
-    } else {
-      retire(part);
-    }
+    if (part->second.transfer) part->second.transfer->cancel();
+    // One that still writes rings the bell when it stops, and `finish` retires it then.
+    if (!part->second.transfer || part->second.transfer->drained()) retire(part);
   }
   // Last, so that who sees the outcome sees the blocks free too, if they are.
   handle->settle(std::move(pull->result));

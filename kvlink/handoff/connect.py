@@ -1,0 +1,248 @@
+"""Connecting to one source: dialing it, proving the secret, and agreeing on what it delivers."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from kvlink import wire
+from kvlink.errors import DeadlineExceeded, KvlinkError, PeerLost, PeerUnreachable
+from kvlink.handoff import handshake
+from kvlink.handoff.address import Address, SocketAddress, resolve, split_address
+from kvlink.handoff.deadline import Deadline
+from kvlink.handoff.framed_socket import FramedSocket
+from kvlink.handoff.introduction import Introduction, check_source, check_welcome
+from kvlink.handoff.native import NativeEngine
+from kvlink.handoff.pairing import Share, run_bytes_between, template_between, unpack_layout
+from kvlink.handoff.pool_socket import fetch_pools
+from kvlink.handoff.ticket import TicketSource
+from kvlink.transport import LaneChoice, LaneFacts, choose_lanes
+
+__all__ = ["Connector", "Meeting"]
+
+# A node that is flooded by strangers cuts off connections at random, and one that had to wait until
+# the other sources of a ticket were met may have cut off this one: worth another try.
+_RETRY_AFTER_S = 0.02
+_MOST_TRIES = 5
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Meeting:
+    """A connection whose source has introduced itself. Its owner closes ``link``, or joins."""
+
+    link: FramedSocket
+    source: wire.IntroduceSource
+
+
+class Connector:
+    """Takes connections to sources through their handshake. Thread-safe."""
+
+    def __init__(
+        self,
+        engine: NativeEngine,
+        introduction: Introduction,
+        *,
+        secrets: handshake.Secrets,
+        lanes: tuple[str, ...],
+    ) -> None:
+        self._engine = engine
+        self._introduction = introduction
+        self._secrets = secrets
+        self._lanes = lanes
+
+    def meet(self, source: TicketSource, deadline: Deadline) -> Meeting:
+        """Connect to `source` and let it introduce itself.
+
+        Raises
+        ------
+        PeerUnreachable
+            If there is no way to it.
+        AuthenticationFailed, VersionMismatch, StalePeer, ProtocolError
+            If it is not who it should be, or breaks the protocol.
+        PeerLost, DeadlineExceeded, Closed
+            If it hung up again and again, time ran out, or connecting was called off.
+        """
+        return _with_retries(lambda: self._meet_once(source, deadline), deadline)
+
+    def join(
+        self,
+        source: TicketSource,
+        share: Share,
+        *,
+        peer: int,
+        deadline: Deadline,
+        announce: Callable[[LaneChoice], None],
+        meeting: Meeting | None = None,
+    ) -> LaneChoice:
+        """Agree with `source` on `share`, and give the connection to the native core, as its number `peer`.
+
+        Uses `meeting` up, if there is one. Returns how the bytes will come; `announce` hears before
+        the first of them how they should.
+
+        Raises
+        ------
+        LayoutMismatch, LaneUnavailable
+            If its cache cannot be paired with `share`, or no lane leads to it.
+        KvlinkError
+            As in ``meet``.
+        """
+        met = [] if meeting is None else [meeting]
+
+        def attempt() -> LaneChoice:
+            current = met.pop() if met else self._meet_once(source, deadline)
+            try:
+                welcome = self._agree(current, share, wanted_epoch=source.epoch_bytes)
+                return self._attach(current, welcome, share, peer=peer, deadline=deadline, announce=announce)
+            finally:
+                current.link.close()
+
+        return _with_retries(attempt, deadline)
+
+    def _meet_once(self, source: TicketSource, deadline: Deadline) -> Meeting:
+        link = FramedSocket(_open_connection(split_address(source.address), deadline), deadline)
+        try:
+            handshake.prove(link, self._secrets)
+            introduced = handshake.receive(link, wire.IntroduceSource)
+            check_source(introduced, wanted_epoch=source.epoch_bytes)
+            unpack_layout(introduced.layout)
+        except BaseException as error:
+            _refuse(link, error)
+            link.close()
+            raise
+        return Meeting(link=link, source=introduced)
+
+    def _agree(self, meeting: Meeting, share: Share, *, wanted_epoch: bytes) -> wire.Welcome:
+        link = meeting.link
+        try:
+            template_between(meeting.source.layout, share.packed)
+            link.send(wire.encode(self._introduction.as_target(wanted_epoch=wanted_epoch, share=share.packed)))
+            return handshake.receive(link, wire.Welcome)
+        except KvlinkError as error:
+            _refuse(link, error)
+            raise
+
+    def _attach(
+        self,
+        meeting: Meeting,
+        welcome: wire.Welcome,
+        share: Share,
+        *,
+        peer: int,
+        deadline: Deadline,
+        announce: Callable[[LaneChoice], None],
+    ) -> LaneChoice:
+        # The acceptor has spoken its last: from here on this side can only hang up.
+        source = meeting.source
+        region_bytes = list(unpack_layout(source.layout).region_bytes)
+        check_welcome(welcome, regions=len(region_bytes))
+        same_host = self._introduction.is_same_host(source)
+        region_fds, pid = [-1] * len(region_bytes), 0
+        if same_host:
+            region_fds, pid = fetch_pools(
+                welcome.pool_socket, welcome.pool_token, mappable=welcome.mappable, deadline=deadline
+            )
+        try:
+            choice = self._choose_lanes(source, welcome, share, region_fds=region_fds, pid=pid)
+            announce(choice)
+            fd = meeting.link.detach()
+        except BaseException:
+            _close_all(region_fds)
+            raise
+        # From here on the descriptors are the engine's, whether it succeeds or raises.
+        usable = self._engine.attach_source(
+            peer,
+            fd=fd,
+            epoch=source.epoch,
+            name=source.name,
+            template=template_between(source.layout, share.packed),
+            region_bytes=region_bytes,
+            region_addresses=welcome.region_addresses,
+            region_fds=region_fds,
+            pid=pid,
+            keys=welcome.keys,
+            ucx_address=welcome.ucx_address,
+            same_host=same_host,
+            lanes=list(choice.lanes),
+        )
+        return choice.among(usable)
+
+    def _choose_lanes(
+        self, source: wire.IntroduceSource, welcome: wire.Welcome, share: Share, *, region_fds: list[int], pid: int
+    ) -> LaneChoice:
+        facts = LaneFacts(
+            same_host=self._introduction.is_same_host(source),
+            mapped_regions=-1 not in region_fds,
+            readable_pid=pid,
+            ucx=bool(welcome.ucx_address and self._introduction.ucx_address),
+            keys=bool(welcome.keys) and all(welcome.keys),
+            run_bytes=run_bytes_between(source.layout, share.packed),
+        )
+        return choose_lanes(facts, allowed=self._lanes)
+
+
+def _with_retries(attempt: Callable[[], _Result], deadline: Deadline) -> _Result:
+    tries = 0
+    while True:
+        tries += 1
+        try:
+            return attempt()
+        except (PeerLost, DeadlineExceeded):
+            # A deadline may be the acceptor's, which counts from when it was dialed.
+            if tries == _MOST_TRIES or deadline.remaining_s <= 0:
+                raise
+        threading.Event().wait(min(_RETRY_AFTER_S * 2**tries, deadline.slice_s()))
+
+
+def _refuse(link: FramedSocket, error: BaseException) -> None:
+    if isinstance(error, KvlinkError) and not isinstance(error, PeerLost):
+        handshake.refuse(link, error)
+
+
+def _open_connection(address: Address, deadline: Deadline) -> socket.socket:
+    causes = []
+    for family, place in resolve(address):
+        try:
+            return _connect_to(family, place, deadline)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                raise PeerUnreachable(f"this process is out of descriptors or memory: {error.strerror}") from None
+            causes.append(f"{place[0]}: {error.strerror or error}")
+    raise PeerUnreachable(f"{'; '.join(causes)}; is the node still running, and is this its address?")
+
+
+def _connect_to(family: socket.AddressFamily, place: SocketAddress, deadline: Deadline) -> socket.socket:
+    connection = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        connection.setblocking(False)
+        status = connection.connect_ex(place)
+        if status == errno.EINPROGRESS:
+            poller = select.poll()
+            poller.register(connection, select.POLLOUT)
+            while not poller.poll(deadline.slice_s() * 1000):
+                pass
+            status = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        _raise_if_error(status)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _raise_if_error(status: int) -> None:
+    if status:
+        raise OSError(status, os.strerror(status))
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        if descriptor >= 0:
+            os.close(descriptor)
