@@ -17,7 +17,7 @@ WARNINGS = ["-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror"]
 if Path("PKG-INFO").exists():  # A release must build with compilers that know warnings of which we have not heard.
     WARNINGS.remove("-Werror")
 SANITIZE = os.environ.get("KVLINK_SANITIZE", "")
-OPTIMISE = [f"-fsanitize={SANITIZE}", "-O1", "-g", "-fno-omit-frame-pointer"] if SANITIZE else ["-O3", "-DNDEBUG"]
+OPTIMISE = [f"-fsanitize={SANITIZE}", "-O1", "-g", "-fno-omit-frame-pointer"] if SANITIZE else ["-O2", "-DNDEBUG"]
 OBJECTS = Path("build", f"native-{SANITIZE.replace(',', '-') or 'release'}")  # kept, so that a next build can skip
 NO_UCX = """kvlink cannot be built without UCX's headers: install the package libucx-cu12==1.14.1.post2 \
 or set KVLINK_UCX_INCLUDE to the folder that holds ucp/api/ucp.h."""
