@@ -66,6 +66,8 @@ format: install
 bench: install
 	$(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-only $(ARGS)
 	$(BIN)/kvlink bench transfer
+	$(BIN)/kvlink bench layout
+	$(BIN)/kvlink bench plan
 
 stub: install
 	$(BIN)/python -m nanobind.stubgen -q -m kvlink._native -p bindings/stub_patterns.txt -o kvlink/_native.pyi

@@ -45,11 +45,15 @@ class DecodeWorker:
         Called with a ticket to be pulled by that worker; may be a coroutine function. It returns
         once the worker has the ticket, and raises if it will not have it. A plain function must
         not block for long: it runs in the scheduler's loop.
+    block_tokens
+        Tokens in one of the worker's blocks, where it is not what the node's own have: one number
+        for every group, or one for each by its name. Means nothing for slots of state.
     """
 
     name: str
     free_blocks: int | Mapping[str, int]
     hand_off: Callable[[dict[str, Any]], Awaitable[Any] | Any]
+    block_tokens: int | Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,19 +79,34 @@ class HandOffReport:
 
 @dataclass(slots=True, kw_only=True)
 class _Shelf:
-    """What the book says about one worker."""
+    """What the book says about one worker. Groups without ``block_tokens`` have slots, one for a request."""
 
     worker: DecodeWorker
     position: int
-    free: dict[str, int]
+    capacity: dict[str, int]
+    block_tokens: dict[str, int | None]
+    free: dict[str, int] = field(init=False)
     placements: dict[int, Placement] = field(default_factory=dict)
 
-    def has_room(self, needed: Mapping[str, int]) -> bool:
-        return all(self.free[group] >= count for group, count in needed.items())
+    def __post_init__(self) -> None:
+        self.free = dict(self.capacity)
+
+    def needed(self, num_tokens: int) -> dict[str, int]:
+        return {
+            group: min(num_tokens, 1) if block_tokens is None else -(-num_tokens // block_tokens)
+            for group, block_tokens in self.block_tokens.items()
+        }
+
+    def has_room(self, num_tokens: int) -> bool:
+        return all(self.free[group] >= count for group, count in self.needed(num_tokens).items())
+
+    def could_have_room(self, num_tokens: int) -> bool:
+        return all(self.capacity[group] >= count for group, count in self.needed(num_tokens).items())
 
     def rank(self) -> tuple[int, int, int]:
         """Order of preference, the best first: most room, fewest requests, first in the list."""
-        return -min(self.free.values()), len(self.placements), self.position
+        room = [self.free[group] * tokens for group, tokens in self.block_tokens.items() if tokens is not None]
+        return -min(room or self.free.values()), len(self.placements), self.position
 
 
 class Scheduler:
@@ -100,17 +119,19 @@ class Scheduler:
     node
         The prefill side's node, which makes the offers.
     workers
-        The decode workers; the list does not change. They use the same block size as `node`.
+        The decode workers; the list does not change.
 
     Raises
     ------
     ConfigError
-        If there is no worker, two share a name, or one's ``free_blocks`` does not fit the groups.
+        If there is no worker, two share a name, or what one says of its blocks does not fit the groups.
     """
 
     def __init__(self, node: Node, *, workers: Sequence[DecodeWorker]) -> None:
         self._node = node
-        self._block_tokens = {group.name: group.block_tokens for group in node.cache.layout.groups}
+        self._block_tokens = {
+            group.name: None if group.slots else group.block_tokens for group in node.cache.layout.groups
+        }
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
@@ -118,7 +139,12 @@ class Scheduler:
         for position, worker in enumerate(workers):
             if worker.name in self._shelves:
                 raise ConfigError(f"scheduler: two workers are called {worker.name!r}")
-            self._shelves[worker.name] = _Shelf(worker=worker, position=position, free=self._capacity(worker))
+            self._shelves[worker.name] = _Shelf(
+                worker=worker,
+                position=position,
+                capacity=self._by_group(worker, "free_blocks", worker.free_blocks, least=0),
+                block_tokens=self._block_tokens_of(worker),
+            )
         if not self._shelves:
             raise ConfigError("scheduler: there is no decode worker")
 
@@ -135,11 +161,11 @@ class Scheduler:
         InvalidArgument
             If it is more than any worker will ever have.
         """
-        needed = self._needed(num_tokens)
+        num_tokens = check_count(num_tokens, low=0, high=_MOST_TOKENS, called="place: num_tokens")
         until = time.monotonic() + deadline_s
         while True:
             with self._lock:
-                placement = self._reserve(num_tokens, needed)
+                placement = self._reserve(num_tokens)
                 if placement is not None:
                     return placement
                 loop = asyncio.get_running_loop()
@@ -235,44 +261,49 @@ class Scheduler:
             self.hand_off(placement, blocks=blocks, num_tokens=num_tokens, ttl_s=ttl_s, label=label, payload=payload)
         )
 
-    def _capacity(self, worker: DecodeWorker) -> dict[str, int]:
-        given = worker.free_blocks
+    def _by_group(
+        self, worker: DecodeWorker, field_name: str, given: int | Mapping[str, int], *, least: int
+    ) -> dict[str, int]:
         by_group = dict(given) if isinstance(given, Mapping) else dict.fromkeys(self._block_tokens, given)
         if set(by_group) != set(self._block_tokens):
             raise ConfigError(
-                f"scheduler: worker {worker.name!r} has free_blocks for {sorted(by_group)}, "
+                f"scheduler: worker {worker.name!r} has {field_name} for {sorted(by_group)}, "
                 f"and the cache has groups {sorted(self._block_tokens)}"
             )
         for group, count in by_group.items():
-            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-                raise ConfigError(f"scheduler: worker {worker.name!r} has free_blocks[{group!r}] = {count!r}")
+            if isinstance(count, bool) or not isinstance(count, int) or count < least:
+                raise ConfigError(f"scheduler: worker {worker.name!r} has {field_name}[{group!r}] = {count!r}")
         return by_group
 
-    def _needed(self, num_tokens: int) -> dict[str, int]:
-        tokens = check_count(num_tokens, low=0, high=_MOST_TOKENS, called="place: num_tokens")
-        return {group: -(-tokens // block_tokens) for group, block_tokens in self._block_tokens.items()}
+    def _block_tokens_of(self, worker: DecodeWorker) -> dict[str, int | None]:
+        if worker.block_tokens is None:
+            return self._block_tokens
+        told = self._by_group(worker, "block_tokens", worker.block_tokens, least=1)
+        return {group: None if own is None else told[group] for group, own in self._block_tokens.items()}
 
-    def _reserve(self, num_tokens: int, needed: Mapping[str, int]) -> Placement | None:
-        with_room = [shelf for shelf in self._shelves.values() if shelf.has_room(needed)]
+    def _reserve(self, num_tokens: int) -> Placement | None:
+        with_room = [shelf for shelf in self._shelves.values() if shelf.has_room(num_tokens)]
         if not with_room:
-            self._check_possible(num_tokens, needed)
+            self._check_possible(num_tokens)
             return None
         shelf = min(with_room, key=_Shelf.rank)
         placement = Placement(
-            number=next(self._numbers), worker=shelf.worker.name, num_tokens=num_tokens, blocks=dict(needed)
+            number=next(self._numbers),
+            worker=shelf.worker.name,
+            num_tokens=num_tokens,
+            blocks=shelf.needed(num_tokens),
         )
-        for group, count in needed.items():
+        for group, count in placement.blocks.items():
             shelf.free[group] -= count
         shelf.placements[placement.number] = placement
         return placement
 
-    def _check_possible(self, num_tokens: int, needed: Mapping[str, int]) -> None:
-        for shelf in self._shelves.values():
-            capacity = self._capacity(shelf.worker)
-            if all(capacity[group] >= count for group, count in needed.items()):
-                return
+    def _check_possible(self, num_tokens: int) -> None:
+        if any(shelf.could_have_room(num_tokens) for shelf in self._shelves.values()):
+            return
+        needed = {name: shelf.needed(num_tokens) for name, shelf in self._shelves.items()}
         raise InvalidArgument(
-            f"place: {num_tokens} tokens need {dict(needed)} blocks, more than any decode worker has even when empty"
+            f"place: {num_tokens} tokens need {needed} blocks, more than any decode worker has even when empty"
         )
 
     def _crowded(self, num_tokens: int, deadline_s: float) -> str:

@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from kvlink.bench.layouts import LayoutRow
+    from kvlink.bench.planning import PlanRow
     from kvlink.bench.transfer import Row
 
 __all__ = ["app"]
@@ -27,6 +31,16 @@ _COLUMNS = (
 )
 
 
+_LAYOUT_COLUMNS = ("pair", "lane", "run", "runs", "GB/s", "min", "max", "memcpy\nGB/s", "ratio")
+
+_PLAN_COLUMNS = ("blocks", "regions", "runs", "median\nus", "min", "max", "check", "plan", "post")
+
+_Threads = Annotated[int, typer.Option(min=1, help="Copy threads of each process.")]
+_TotalBytes = Annotated[str, typer.Option(help="Bytes moved in one repetition.")]
+_Repeat = Annotated[int, typer.Option(min=1, help="Repetitions a row, after warming up.")]
+_Json = Annotated[str, typer.Option(metavar="PATH", help="Write the rows as JSON; - is standard output.")]
+
+
 @app.callback()
 def bench() -> None:
     """Measure on this machine. Bytes are verified; every number stands next to a limit."""
@@ -38,12 +52,12 @@ def transfer(
     block_bytes: Annotated[str, typer.Option(help="Contiguous bytes a block, several by commas.")] = (
         "4KiB,16KiB,64KiB,256KiB,1MiB"
     ),
-    total_bytes: Annotated[str, typer.Option(help="Bytes moved in one repetition.")] = "256MiB",
+    total_bytes: _TotalBytes = "256MiB",
     lane: Annotated[str, typer.Option(help="auto, mapped, vectored, get, staged; several by commas.")] = "auto",
-    threads: Annotated[int, typer.Option(min=1, help="Copy threads of each process.")] = 1,
-    repeat: Annotated[int, typer.Option(min=1, help="Repetitions a row, after one warm-up.")] = 7,
+    threads: _Threads = 1,
+    repeat: _Repeat = 7,
     memory: Annotated[str, typer.Option(help="kvlink: allocated by kvlink.empty; foreign: by anyone else.")] = "kvlink",
-    json: Annotated[str, typer.Option(metavar="PATH", help="Write the rows as JSON; - is standard output.")] = "",
+    json: _Json = "",
 ) -> None:
     """Move scattered blocks between two processes, next to one thread of memcpy over the same blocks.
 
@@ -81,25 +95,72 @@ def transfer(
         _print(rows)
 
 
-def _print(rows: list[Row]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+@app.command()
+def layout(
+    *,
+    pair: Annotated[str, typer.Option(help="all, or the names of pairs by commas.")] = "all",
+    total_bytes: _TotalBytes = "256MiB",
+    lane: Annotated[str, typer.Option(help="auto, mapped, vectored, get or staged.")] = "mapped",
+    threads: _Threads = 1,
+    repeat: _Repeat = 7,
+    json: _Json = "",
+) -> None:
+    """Hand over between ranks of unlike layouts in two processes, next to one thread of memcpy over the same runs.
 
+    Pairs: same (the control), tp2-tp4, tp4-tp2, block16-block64, block64-block16 and hnd-nhd, all with 8 heads of 128
+    in bfloat16.
+    """
+    from rich.progress import track
+
+    from kvlink.bench.layouts import LayoutSetting, measure_layout
+    from kvlink.bench.ranks import PAIRS
+    from kvlink.bench.sizes import parse_size
+    from kvlink.report import write_report
+
+    settings = [
+        LayoutSetting(pair=name.strip(), total_bytes=parse_size(total_bytes), lane=lane, threads=threads, repeat=repeat)
+        for name in (PAIRS if pair == "all" else pair.split(","))
+    ]
+    quiet = json == "-"
+    rows = [measure_layout(setting) for setting in track(settings, "measuring", disable=quiet, transient=True)]
+    if json:
+        write_report(json, rows)
+    if not all(row["verified"] for row in rows):
+        typer.echo("kvlink bench: the target does not hold what the source offered", err=True)
+        raise typer.Exit(1)
+    if not quiet:
+        _print_layouts(rows)
+
+
+@app.command()
+def plan(
+    *,
+    size: Annotated[str, typer.Option(help="Blocks x regions, several by commas.")] = "4096x64,128x64",
+    repeat: _Repeat = 51,
+    json: _Json = "",
+) -> None:
+    """Plan requests of scattered blocks and hand every copy to a lane that only counts: no bytes move."""
+    from kvlink.bench.planning import PlanSetting, measure_plan
+    from kvlink.bench.sizes import parse_counts
+    from kvlink.report import write_report
+
+    settings = []
+    for one_size in size.split(","):
+        blocks, regions = parse_counts(one_size)
+        settings.append(PlanSetting(blocks=blocks, regions=regions, repeat=repeat))
+    rows = [measure_plan(setting) for setting in settings]
+    if json:
+        write_report(json, rows)
+    if json != "-":
+        _print_plans(rows)
+
+
+def _print(rows: list[Row]) -> None:
     from kvlink.bench.sizes import format_size
 
     first = rows[0]
-    table = Table(
-        title=f"Handoffs of scattered blocks: memory {first['memory']}, copy threads a side {first['threads']}",
-        caption="Medians; the ratio is to one thread of memcpy over the same blocks. Every byte was verified.",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        show_edge=False,
-    )
-    for column in _COLUMNS:
-        table.add_column(column, justify="left" if column == "lane" else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(
+    cells = [
+        (
             row["lane"],
             format_size(row["block_bytes"]),
             f"{row['gbps_median']:.2f}",
@@ -111,4 +172,67 @@ def _print(rows: list[Row]) -> None:
             f"{row['memcpy_gbps']:.2f}",
             f"{row['ratio_to_memcpy']:.2f}",
         )
+        for row in rows
+    ]
+    _print_table(
+        f"Handoffs of scattered blocks: memory {first['memory']}, copy threads a side {first['threads']}",
+        _COLUMNS,
+        cells,
+        caption="Medians; the ratio is to one thread of memcpy over the same blocks. Every byte was verified.",
+    )
+
+
+def _print_layouts(rows: list[LayoutRow]) -> None:
+    from kvlink.bench.sizes import format_size
+
+    cells = [
+        (
+            row["pair"],
+            row["lane"],
+            format_size(row["run_bytes"]),
+            f"{row['runs']:,}",
+            f"{row['gbps_median']:.2f}",
+            f"{row['gbps_min']:.2f}",
+            f"{row['gbps_max']:.2f}",
+            f"{row['memcpy_gbps']:.2f}",
+            f"{row['ratio_to_memcpy']:.2f}",
+        )
+        for row in rows
+    ]
+    _print_table(
+        f"Handoffs between unlike layouts: copy threads a side {rows[0]['threads']}",
+        _LAYOUT_COLUMNS,
+        cells,
+        caption="Medians; the ratio is to one thread of memcpy over the same runs. Every element was verified.",
+    )
+
+
+def _print_plans(rows: list[PlanRow]) -> None:
+    cells = [
+        (
+            f"{row['blocks']:,}",
+            f"{row['regions']:,}",
+            f"{row['runs']:,}",
+            f"{row['request_to_last_post_us_median']:.0f}",
+            f"{row['request_to_last_post_us_min']:.0f}",
+            f"{row['request_to_last_post_us_max']:.0f}",
+            f"{row['check_us_median']:.0f}",
+            f"{row['plan_us_median']:.0f}",
+            f"{row['post_us_median']:.0f}",
+        )
+        for row in rows
+    ]
+    _print_table("From a request to its last post, with a lane that only counts", _PLAN_COLUMNS, cells, caption=None)
+
+
+def _print_table(title: str, columns: Sequence[str], cells: Iterable[tuple[str, ...]], *, caption: str | None) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("lane", "pair") else "right", no_wrap=True)
+    for row in cells:
+        table.add_row(*row)
     Console().print(table)

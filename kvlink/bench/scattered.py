@@ -12,7 +12,7 @@ import numpy.typing as npt
 import kvlink
 from kvlink.errors import InvalidArgument
 
-__all__ = ["Bytes", "Geometry", "Pool", "Table", "expected_words", "permutation", "run_offsets"]
+__all__ = ["Bytes", "Geometry", "Pool", "Table", "Words", "expected_words", "pattern", "permutation", "run_offsets"]
 
 Table = npt.NDArray[np.int32]
 Bytes = npt.NDArray[np.uint8]
@@ -95,7 +95,7 @@ class Pool:
         words = self.bytes.view(np.uint64)
         for first in range(0, words.size, _CHUNK_WORDS):
             piece = words[first : first + _CHUNK_WORDS]
-            piece[:] = _pattern(np.arange(first, first + piece.size, dtype=np.uint64), seed)
+            piece[:] = pattern(np.arange(first, first + piece.size, dtype=np.uint64), seed)
 
     def forget(self) -> None:
         """Overwrite everything, so that what an earlier repetition left cannot pass for new."""
@@ -138,10 +138,10 @@ def expected_words(geometry: Geometry, *, part: int, blocks: Table, seed: int) -
     """Return what the pattern of `seed` puts into K (`part` 0) or V (1) of `blocks`, one row a block."""
     words = geometry.block_bytes // 8
     first = (blocks.astype(np.uint64) + np.uint64(part * geometry.pool_blocks)) * np.uint64(words)
-    return _pattern(first[:, None] + np.arange(words, dtype=np.uint64), seed)
+    return pattern(first[:, None] + np.arange(words, dtype=np.uint64), seed)
 
 
-def _pattern(index: Words, seed: int) -> Words:
+def pattern(index: Words, seed: int) -> Words:
     """Mix a word's place with the seed. An odd factor keeps places apart; it wraps, as it should."""
     mixed: Words = (index + (np.uint64(seed) << np.uint64(40))) * np.uint64(0x9E3779B97F4A7C15)
     return mixed

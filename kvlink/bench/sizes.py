@@ -6,7 +6,7 @@ import re
 
 from kvlink.errors import InvalidArgument
 
-__all__ = ["format_size", "parse_size"]
+__all__ = ["format_size", "parse_counts", "parse_size"]
 
 _UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
@@ -26,6 +26,20 @@ def parse_size(text: str) -> int:
     if match is None or unit is None or int(match[1]) == 0:
         raise InvalidArgument(f"size {text!r} is not like 4096, 64KiB, 256MiB or 1GiB")
     return int(match[1]) * unit
+
+
+def parse_counts(text: str) -> tuple[int, int]:
+    """Return the two numbers of ``4096x64``.
+
+    Raises
+    ------
+    InvalidArgument
+        If `text` is not two positive whole numbers around an ``x``.
+    """
+    match = re.fullmatch(r"\s*(\d+)\s*x\s*(\d+)\s*", text)
+    if match is None:
+        raise InvalidArgument(f"size {text!r} is not like 4096x64: blocks x regions")
+    return int(match[1]), int(match[2])
 
 
 def format_size(size_bytes: int) -> str:

@@ -27,12 +27,14 @@ class Deadline:
         self._called_off = False
 
     def extend(self, seconds: float) -> None:
-        """Move the deadline to `seconds` from now, unless it is later already."""
-        self._at = min(max(self._at, time.monotonic() + seconds), self._last)
+        """Move the deadline to `seconds` from now, unless it is later already or was called off."""
+        if not self._called_off:
+            self._at = min(max(self._at, time.monotonic() + seconds), self._last)
 
     def call_off(self) -> None:
-        """Make every waiter end with ``Closed`` soon."""
+        """Let no time remain, and make every waiter end with ``Closed`` soon."""
         self._called_off = True
+        self._at = min(self._at, time.monotonic())
 
     @property
     def remaining_s(self) -> float:

@@ -26,7 +26,7 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 # Some ranks of some fleets; a layout takes about 100 KiB, and so do all shares of one target together.
-_LAYOUTS_KEPT = 2048
+_LAYOUTS_KEPT = 1024
 _SETS_KEPT = 256
 _TEMPLATES_KEPT = 64
 _UNPACKED_KEPT = 64

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
@@ -45,8 +46,9 @@ class Link {
   }
   void send(std::span<const std::byte> bytes) const {
     const std::uint64_t length = bytes.size();
-    CHECK(::send(fd_, &length, sizeof length, MSG_NOSIGNAL) == sizeof length);
-    CHECK(::send(fd_, bytes.data(), length, MSG_NOSIGNAL) == static_cast<ssize_t>(length));
+    const bool sent = ::send(fd_, &length, sizeof length, MSG_NOSIGNAL) == sizeof length &&
+                      ::send(fd_, bytes.data(), length, MSG_NOSIGNAL) == static_cast<ssize_t>(length);
+    CHECK(sent || errno == EPIPE || errno == ECONNRESET);  // A peer may be killed at any moment.
   }
   [[nodiscard]] std::vector<std::byte> receive() const {
     std::uint64_t length = 0;

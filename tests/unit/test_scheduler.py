@@ -150,6 +150,40 @@ async def test_what_can_never_fit_is_refused_at_once(node: kvlink.Node) -> None:
         await scheduler.place(num_tokens=-1)
 
 
+async def test_each_worker_counts_in_its_own_blocks(node: kvlink.Node) -> None:
+    """The node has blocks of 4 tokens; most room is meant in tokens."""
+    workers = [
+        DecodeWorker(name="same", free_blocks=5, hand_off=print),
+        DecodeWorker(name="large", free_blocks=2, hand_off=print, block_tokens=64),
+        DecodeWorker(name="small", free_blocks=9, hand_off=print, block_tokens={"full": 1}),
+    ]
+    scheduler = Scheduler(node, workers=workers)
+    placed = [await scheduler.place(num_tokens=9) for _ in range(4)]
+    assert [(one.worker, dict(one.blocks)) for one in placed] == [
+        ("large", {"full": 1}),
+        ("large", {"full": 1}),
+        ("same", {"full": 3}),
+        ("small", {"full": 9}),
+    ]
+    with pytest.raises(errors.InvalidArgument, match="more than any decode worker has"):
+        await scheduler.place(num_tokens=129)
+
+
+async def test_a_request_takes_one_slot_of_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "start_engine", lambda cache, epoch, settings, **_: FakeEngine(epoch=epoch))
+    full = kvlink.KVCache.from_tensors(
+        {"layers.0": np.zeros((2, 64, 4, 2, 8), "float32")}, axes="kv block token head dim", block_tokens=4
+    )
+    state = kvlink.KVCache.from_tensors({"layers.1": np.zeros((6, 8), "float32")}, axes="slot dim", group="state")
+    with kvlink.Node(kvlink.KVCache.join(full, state), name="hybrid", copy_threads=1) as node:
+        workers = [DecodeWorker(name="a", free_blocks={"full": 40, "state": 2}, hand_off=print, block_tokens=8)]
+        scheduler = Scheduler(node, workers=workers)
+        for _ in range(2):
+            assert (await scheduler.place(num_tokens=30)).blocks == {"full": 4, "state": 1}
+        with pytest.raises(errors.Busy):
+            await scheduler.place(num_tokens=1)
+
+
 async def test_the_book_never_promises_more_than_a_worker_has(node: kvlink.Node) -> None:
     rng = random.Random(7)
     capacity = {"a": 5, "b": 9, "c": 16}
@@ -196,8 +230,10 @@ async def test_a_blocking_form_inside_a_loop_says_what_to_do(node: kvlink.Node) 
         lambda node: [Decoder(node, "a", {"sliding": 3}).worker],
         lambda node: [Decoder(node, "a", -1).worker],
         lambda node: [Decoder(node, "a", 1.5).worker],
+        lambda node: [DecodeWorker(name="a", free_blocks=1, hand_off=print, block_tokens=0)],
+        lambda node: [DecodeWorker(name="a", free_blocks=1, hand_off=print, block_tokens={"sliding": 16})],
     ],
-    ids=["none", "twice", "groups", "negative", "fraction"],
+    ids=["none", "twice", "groups", "negative", "fraction", "empty-blocks", "groups-of-blocks"],
 )
 def test_workers_that_cannot_be_are_refused(node: kvlink.Node, workers: Callable[[Any], Any]) -> None:
     with pytest.raises(errors.ConfigError):

@@ -36,7 +36,7 @@ PullBook::Part* PullBook::find(const PeerPtr& peer, const AttemptId& attempt) {
 void PullBook::submit(PullRequest request) {
   const auto pull = std::make_shared<Pull>(Pull{.request = std::move(request)});
   const AttemptId id = pull->request.handle->id();
-  pull->parts_invalid = pull->parts_live = pull->request.parts.size();
+  pull->parts_unmoved = pull->parts_invalid = pull->parts_live = pull->request.parts.size();
   deadlines_.emplace(pull->request.deadline_ns, id);
   pulls_.emplace(id, pull);
   for (const PartRequest& part : pull->request.parts) {
@@ -116,7 +116,7 @@ void PullBook::on_grant(const PeerPtr& peer, const AttemptId& attempt, Grant gra
     return fail(part->pull, *peer, {error.code(), error.what()});
   }
   if (part->first) part->pull->result.payload = std::move(grant.payload);
-  if (part->plan->total_bytes() == 0) return confirm(*part);
+  if (part->plan->total_bytes() == 0) return moved(*part);
   part->pull->request.handle->set_state(State::waiting);
   waiting_.push_back(attempt);
   admit();
@@ -171,12 +171,18 @@ void PullBook::finish(Part& part) {
                 {Code::transport_failed, "the lane ended after " + std::to_string(part.transfer->moved_bytes()) +
                                              " of " + std::to_string(part.plan->total_bytes()) + " bytes"});
   }
-  confirm(part);
+  moved(part);
+}
+
+void PullBook::moved(Part& part) {
+  const PullPtr pull = part.pull;
+  if (--pull->parts_unmoved != 0) return;
+  pull->request.handle->set_state(State::confirming);
+  for (const PartRequest& request : pull->request.parts) confirm(parts_.at(request.attempt));
 }
 
 void PullBook::confirm(Part& part) {
   part.confirming = true;
-  part.pull->request.handle->set_state(State::confirming);
   if (outbox(part.peer) != nullptr) {
     write_number(*outbox(part.peer), Kind::confirm, part.attempt, part.plan->total_bytes());
   }

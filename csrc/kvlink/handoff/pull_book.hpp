@@ -67,6 +67,7 @@ class PullBook {
   struct Pull {
     PullRequest request;
     bool settled{false};          // the outcome is out; what is left is to drain
+    std::size_t parts_unmoved{};  // parts whose bytes are not all here
     std::size_t parts_invalid{};  // parts without VALID
     std::size_t parts_live{};     // parts that may still write
     Result result{};              // grows until it is handed to the handle
@@ -98,6 +99,8 @@ class PullBook {
   [[nodiscard]] Part* find(const PeerPtr& peer, const AttemptId& attempt);
   void claim(Part& part);
   void start(Part& part);
+  /// All bytes of the part are here. The last one confirms all: no source may count this reader while another can fail.
+  void moved(Part& part);
   void confirm(Part& part);
   void fail(PullPtr pull, const Peer& culprit, const Failure& failure);
   void settle(PullPtr pull);

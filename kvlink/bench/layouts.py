@@ -1,0 +1,160 @@
+"""Hand over between ranks of unlike layouts in two processes, next to a memcpy of the very same runs.
+
+A repetition is timed from `Node.pull` until every source has confirmed it. The limit is one thread
+of the C library's memcpy over the runs of that request, of the same lengths and in the same order,
+between private pools of this process, right before or right after (alternating).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from typing import TypedDict
+
+import kvlink
+from kvlink.bench.ranks import PAIRS, RankPool, Request
+from kvlink.bench.runs import RunReference
+from kvlink.bench.source import SEED
+from kvlink.errors import InvalidArgument
+from kvlink.testing import Worker
+
+__all__ = ["LayoutRow", "LayoutSetting", "measure_layout"]
+
+_GB = 1e9
+_DEADLINE_S = 120.0
+
+
+class LayoutRow(TypedDict):
+    """What is reported of one pair of layouts."""
+
+    system: str
+    pair: str
+    lane: str
+    threads: int
+    sources: int
+    run_bytes: int
+    runs: int
+    moved_bytes: int
+    gbps_median: float
+    gbps_min: float
+    gbps_max: float
+    memcpy_gbps: float
+    ratio_to_memcpy: float
+    ratio_min: float
+    ratio_max: float
+    verified: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutSetting:
+    """What is measured: one row."""
+
+    pair: str
+    total_bytes: int
+    lane: str
+    threads: int
+    repeat: int
+
+    def __post_init__(self) -> None:
+        """Refuse a pair that does not exist."""
+        if self.pair not in PAIRS:
+            raise InvalidArgument(f"pair is {self.pair!r}, none of {', '.join(PAIRS)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Repetition:
+    seconds: float
+    memcpy_seconds: float
+    lane: str
+    run_bytes: int
+    runs: int
+    verified: bool
+
+
+def measure_layout(setting: LayoutSetting) -> LayoutRow:
+    """Run one warm-up and ``setting.repeat`` repetitions in two processes and return their row.
+
+    Raises
+    ------
+    LaneUnavailable
+        If the lane that ``setting.lane`` names cannot be used between the two processes.
+    KvlinkError
+        Whatever a handoff may end with.
+    """
+    request = Request.of(PAIRS[setting.pair], total_bytes=setting.total_bytes)
+    pool = RankPool(request.pair.target, request)
+    cache = pool.cache()
+    arguments = {"request": request, "threads": setting.threads}
+    with (
+        Worker("kvlink.bench.rank_source:RankSources", arguments=arguments) as sources,
+        kvlink.Node(cache, name="bench-target", copy_threads=setting.threads) as node,
+    ):
+        reference = RunReference(sources=sources.call("layouts", timeout_s=_DEADLINE_S), target=cache.layout)
+        bench = _Bench(setting=setting, request=request, pool=pool, sources=sources, node=node, reference=reference)
+        # The first handoff connects and maps, and is not counted: that happens once a pair of peers.
+        warm_up, *repetitions = [bench.repeat(index) for index in range(setting.repeat + 1)]
+        sources.call("close")
+        sources.close()
+    return _row(setting, request, repetitions, verified=warm_up.verified)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Bench:
+    setting: LayoutSetting
+    request: Request
+    pool: RankPool
+    sources: Worker
+    node: kvlink.Node
+    reference: RunReference
+
+    def repeat(self, index: int) -> _Repetition:
+        request = self.request
+        source_table = request.table(request.pair.sources[0], seed=2 * index)
+        target_table = request.table(request.pair.target, seed=2 * index + 1)
+        runs = self.reference.runs(source_table, target_table, num_tokens=request.num_tokens)
+        self.pool.forget()
+        before = self.reference.seconds(runs) if index % 2 else None
+        ticket = self.sources.call("offer", source_table)
+        started = time.perf_counter()
+        pull = self.node.pull(
+            ticket,
+            target_table,
+            deadline_s=_DEADLINE_S,
+            require=None if self.setting.lane == "auto" else self.setting.lane,
+        )
+        pull.wait(timeout_s=_DEADLINE_S)
+        seconds = time.perf_counter() - started
+        self.sources.call("finish", timeout_s=_DEADLINE_S)
+        return _Repetition(
+            seconds=seconds,
+            memcpy_seconds=before if before is not None else self.reference.seconds(runs),
+            lane=pull.lane,
+            run_bytes=runs.run_bytes,
+            runs=len(runs.source_offsets),
+            verified=self.pool.holds(request=request, source_table=source_table, target_table=target_table, seed=SEED),
+        )
+
+
+def _row(setting: LayoutSetting, request: Request, repetitions: list[_Repetition], *, verified: bool) -> LayoutRow:
+    moved_gb = request.moved_bytes / _GB
+    speeds = [moved_gb / repetition.seconds for repetition in repetitions]
+    ratios = [repetition.memcpy_seconds / repetition.seconds for repetition in repetitions]
+    return LayoutRow(
+        system="kvlink",
+        pair=setting.pair,
+        lane="+".join(sorted({repetition.lane for repetition in repetitions})),
+        threads=setting.threads,
+        sources=len(request.pair.sources),
+        run_bytes=repetitions[0].run_bytes,
+        runs=repetitions[0].runs,
+        moved_bytes=request.moved_bytes,
+        gbps_median=statistics.median(speeds),
+        gbps_min=min(speeds),
+        gbps_max=max(speeds),
+        memcpy_gbps=statistics.median(moved_gb / repetition.memcpy_seconds for repetition in repetitions),
+        ratio_to_memcpy=statistics.median(ratios),
+        ratio_min=min(ratios),
+        ratio_max=max(ratios),
+        verified=verified and all(repetition.verified for repetition in repetitions),
+    )
