@@ -235,14 +235,16 @@ class Gathering:
                 self._guarded(step, contact)
 
         helpers = []
-        for _ in range(min(len(self.contacts), _MOST_AT_ONCE) - 1):
+        # This thread takes part in none of several: one that waits for a name service must not hold up the report.
+        for _ in range(min(len(self.contacts), _MOST_AT_ONCE) if len(self.contacts) > 1 else 0):
             helper = threading.Thread(target=work, name="kvlink-connect", daemon=True)
             try:
                 helper.start()
             except RuntimeError:
                 break  # The operating system's limit on threads: those that there are do it all.
             helpers.append(helper)
-        work()
+        if not helpers:
+            work()
         for helper in helpers:
             while helper.is_alive() and self.deadline.remaining_s > -_LOOK_AGAIN_S:
                 helper.join(timeout=_LOOK_AGAIN_S)

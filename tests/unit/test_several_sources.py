@@ -205,6 +205,32 @@ def test_one_rank_that_is_silent_is_unreachable_before_the_deadline(make_node: M
         assert time.monotonic() - began < 1.5
 
 
+def test_a_name_that_takes_long_to_look_up_holds_up_no_report(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefill = Engine(make_node, ranks_of(2))
+    target = make_node("decode", cache())
+    lost = {**prefill.ranks[1].descriptor, "address": "lost.cluster:7000", "epoch": bytes(16).hex()}
+    ticket = kvlink.TicketMint([prefill.ranks[0].descriptor, lost]).offer(num_tokens=7)
+    prefill.ranks[0].close()
+    found = threading.Event()
+    resolve = connect.resolve
+
+    def slow(address: tuple[str, int]) -> Any:
+        if address[0] == "lost.cluster":
+            found.wait(timeout=10)
+            raise errors.PeerUnreachable("the name is not known")
+        return resolve(address)
+
+    monkeypatch.setattr(connect, "resolve", slow)
+    began = time.monotonic()
+    with pytest.raises(errors.PeerUnreachable, match="connect to rank-0 .*refused"):
+        target.pull(ticket, [3, 4], deadline_s=30).wait(timeout_s=5)
+    assert time.monotonic() - began < 2
+    found.set()
+    wait_until(lambda: not [one for one in threading.enumerate() if one.name == "kvlink-connect"])
+
+
 @pytest.mark.expects_warnings
 def test_one_rank_with_another_secret_is_an_authentication_failure(make_node: MakeNode) -> None:
     caches = ranks_of(2)
