@@ -48,8 +48,9 @@ export REQUIREMENTS
 demo: install
 	$(BIN)/kvlink demo $(ARGS)
 
+# Most tests wait for processes to start and for leases to end. What measures time is marked `alone`, and is.
 test: install
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
 
 lint: install
 	$(BIN)/ruff check $(PY_FILES)

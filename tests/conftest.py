@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import fcntl
 import logging
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -34,6 +36,37 @@ hypothesis.settings.load_profile("kvlink")
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the suite's own markers."""
     config.addinivalue_line("markers", "expects_warnings: kvlink logs a warning or worse in this test, as it should")
+    config.addinivalue_line("markers", "alone: measures time, so no other test of this run goes on meanwhile")
+
+
+@contextlib.contextmanager
+def _locked(path: Path, operation: int) -> Iterator[None]:
+    with path.open("a") as file:
+        fcntl.flock(file, operation)  # let go of at the latest when a process dies
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    """Let the processes of a parallel run test at the same time, but for tests that want to be alone."""
+    run = getattr(item.config, "workerinput", {}).get("testrunuid")
+    if run is None:
+        return (yield)
+    folder = Path(tempfile.gettempdir())
+    hall, door = folder / f"kvlink-tests-{run}.hall", folder / f"kvlink-tests-{run}.door"
+    alone = item.get_closest_marker("alone") is not None
+    with contextlib.ExitStack() as inside:
+        # Everybody passes the door one at a time, so that nobody overtakes a test that waits for an empty hall.
+        with _locked(door, fcntl.LOCK_EX):
+            inside.enter_context(_locked(hall, fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
+        return (yield)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the locks of a parallel run once all its processes have ended."""
+    if not hasattr(config, "workerinput") and (run := getattr(config.option, "testrunuid", None)):
+        for path in Path(tempfile.gettempdir()).glob(f"kvlink-tests-{run}.*"):
+            path.unlink(missing_ok=True)
 
 
 @pytest.hookimpl(wrapper=True)

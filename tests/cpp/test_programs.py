@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import shlex
@@ -51,15 +52,22 @@ def object_of(source: Path, folder: Path) -> Path:
         made = built.stat().st_mtime
         if all((ROOT / name).exists() and (ROOT / name).stat().st_mtime < made for name in needed):
             return built
-    return build(source, folder / f"{source.parent.name}_{source.stem}.o")
+    output = folder / f"{source.parent.name}_{source.stem}.o"
+    if not output.exists():
+        build(source, output.with_suffix(".part")).rename(output)
+    return output
 
 
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, str]:
     """The object file of every source of the core and of every program."""
-    folder = tmp_path_factory.mktemp("objects")
+    # One folder for all processes of a parallel run: the first one compiles, the others wait and find it done.
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "native-programs"
+    folder.mkdir(exist_ok=True)
     sources = [*SOURCES, *PROGRAMS]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with (folder / "lock").open("a") as lock, ThreadPoolExecutor(os.cpu_count()) as pool:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         outputs = pool.map(lambda source: object_of(source, folder), sources)
         return {source: str(output) for source, output in zip(sources, outputs, strict=True)}
 

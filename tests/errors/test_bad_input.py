@@ -92,7 +92,7 @@ def test_blocks_that_share_bytes_are_refused() -> None:
         kvlink.KVCache.from_tensors({"layers.0": aliased}, axes=AXES, block_tokens=4)
 
 
-@pytest.mark.parametrize("value", [3, "text", object(), None, [1.0, 2.0]], ids=repr)
+@pytest.mark.parametrize("value", [3, "text", object(), None, [1.0, 2.0]], ids=lambda value: type(value).__name__)
 def test_an_object_without_memory_is_refused(value: Any) -> None:
     with pytest.raises((errors.UnsupportedMemory, errors.InvalidArgument)):
         kvlink.KVCache.from_tensors({"layers.0": value}, axes=AXES, block_tokens=4)
