@@ -71,9 +71,9 @@ class BuildNative(build_ext):
 
         with ThreadPoolExecutor(int(os.environ.get("KVLINK_BUILD_JOBS") or os.cpu_count() or 1)) as pool:
             objects = list(pool.map(compile_one, [str(nanobind / "src/nb_combined.cpp"), *SOURCES]))
-        target = Path(self.get_ext_fullpath(ext.name))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run([*cxx, *OPTIMISE, "-shared", "-pthread", *objects, "-ldl", "-o", str(target)], check=True)
+        (target := Path(self.get_ext_fullpath(ext.name))).parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run([*cxx, *OPTIMISE, "-shared", "-pthread", *objects, "-ldl", "-o", f"{target}.new"], check=True)
+        os.replace(f"{target}.new", target)  # a process that runs the old one keeps it
 
 
 setup(ext_modules=[Extension("kvlink._native", SOURCES)], cmdclass={"build_ext": BuildNative})

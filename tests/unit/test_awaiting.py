@@ -50,7 +50,7 @@ async def test_a_ring_for_something_else_wakes_nobody(bell: Bell) -> None:
     waiting = asyncio.ensure_future(bell.awaiters.until(happened.is_set))
     for _ in range(5):
         bell.ring()
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0.001)  # the watch has every chance to be woken by mistake
     assert not waiting.done()
     happened.set()
     bell.ring()
@@ -113,7 +113,7 @@ async def test_an_idle_watch_does_not_keep_the_loop_busy(bell: Bell) -> None:
 
     waiting = asyncio.ensure_future(bell.awaiters.until(happened))
     bell.ring()
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # what is measured is time in which nothing happens
     assert asked <= 5
     waiting.cancel()
 

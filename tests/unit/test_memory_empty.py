@@ -34,7 +34,7 @@ def test_numpy_takes_it_without_a_copy_by_either_protocol(dtype):
 
 @pytest.mark.parametrize("dtype", [*NUMPY_DTYPES, *TORCH_ONLY_DTYPES])
 def test_torch_takes_it_without_a_copy(dtype):
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="the demo extra is not installed")
     buffer = kvlink.empty((4, 3), getattr(torch, dtype))
     assert buffer.dtype == dtype
     for tensor in (torch.from_dlpack(buffer), torch.utils.dlpack.from_dlpack(buffer.__dlpack__())):
@@ -56,7 +56,7 @@ def test_elements_unknown_to_numpy_are_opaque_there(dtype, as_numpy):
 
 
 def test_dtypes_are_taken_in_the_forms_that_people_have_them():
-    ml_dtypes = pytest.importorskip("ml_dtypes")
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="the test extra is not installed")
     forms = ["float32", np.float32, np.dtype("<f4")]
     assert {kvlink.empty(1, form).dtype for form in forms} == {"float32"}
     assert kvlink.empty(1, ml_dtypes.bfloat16).dtype == "bfloat16"
@@ -122,7 +122,7 @@ def test_a_view_keeps_the_memory_alive_and_the_last_one_frees_it(view_of):
 
 
 def test_a_slice_of_a_torch_view_keeps_the_memory_alive():
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="the demo extra is not installed")
     buffer = kvlink.empty((8, 4096), "uint8")
     address = buffer.address
     part = torch.from_dlpack(buffer)[3]
