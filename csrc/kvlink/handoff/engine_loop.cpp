@@ -97,7 +97,7 @@ void Engine::dispatch(const PeerPtr& from, const Header& header, std::span<const
   if (for_source != reads_us) return bad("message: it is not its part to send it");
   switch (header.kind) {
     case Kind::claim:
-      if (const auto claim = parse_claim(body)) return offers_.on_claim(from, attempt, *claim);
+      if (const auto claim = parse_claim(body)) return on_claim(from, attempt, *claim);
       return bad("CLAIM");
     case Kind::fetch:
       if (const auto fetch = parse_fetch(body)) return offers_.on_fetch(from, attempt, *fetch);
@@ -119,6 +119,12 @@ void Engine::dispatch(const PeerPtr& from, const Header& header, std::span<const
     case Kind::valid:
       return pulls_.on_valid(from, attempt);
   }
+}
+
+void Engine::on_claim(const PeerPtr& from, const AttemptId& attempt, const Claim& claim) {
+  if (!refusing_claims_ || offers_.knows(attempt.handoff)) return offers_.on_claim(from, attempt, claim);
+  services_.counters.refused_claims.fetch_add(1);
+  write_refuse(from->channel->outbox(), attempt, *refusing_claims_);
 }
 
 void Engine::lose(const PeerPtr& lost, Failure failure) {
