@@ -55,6 +55,7 @@ class NodeWorker:
     def resume(self, geometry: Geometry, placement: Placement, *, seed: int) -> None:
         """Let the suspended node's memory go, fill new memory with the seed's bytes, and go on with that."""
         self._owner = self._flat = None
+        self._handles = []  # each keeps the native core of its life, which has ended
         self._node.resume(self._new_cache(geometry, placement, seed=seed))
 
     def ask(self, method: str, *args: Any, **options: Any) -> Any:
