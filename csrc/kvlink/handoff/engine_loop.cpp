@@ -160,9 +160,12 @@ bool Engine::drop_lost() {
 
 void Engine::flush_channels() {
   for (const auto& [id, each] : peers_) {
-    if (!each->channel || each->channel->outbox().empty()) continue;
+    if (!each->channel || (each->channel->outbox().empty() && !each->watches_writable)) continue;
     if (!each->channel->flush()) lose(each, {Code::peer_lost, each->channel->why()});
-    poller_.want_writable(each->channel->fd(), id, each->channel->wants_writable());
+    const bool wanted = each->channel->wants_writable();
+    if (wanted == each->watches_writable) continue;  // A call to the kernel that nearly no flush needs.
+    each->watches_writable = wanted;
+    poller_.want_writable(each->channel->fd(), id, wanted);
   }
 }
 
