@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 import kvlink
+from helpers import dialect_0
 from helpers.patterns import Geometry, Placement, canonical, carve, fill_random, flat_bytes
 
 
@@ -57,6 +58,14 @@ class NodeWorker:
         self._owner = self._flat = None
         self._handles = []  # each keeps the native core of its life, which has ended
         self._node.resume(self._new_cache(geometry, placement, seed=seed))
+
+    def speak(self, versions: list[int]) -> None:
+        """Speak only these versions of the protocol from now on; 0 is the frozen one."""
+        dialect_0.speak(versions)
+
+    def spoken(self) -> list[int]:
+        """How many messages of the frozen dialect were written and read here."""
+        return list(dialect_0.spoken)
 
     def ask(self, method: str, *args: Any, **options: Any) -> Any:
         """Call a method of the node, or read one of its properties."""
