@@ -55,12 +55,14 @@ const char* class_name_of(Code code) noexcept {
       return "AuthenticationFailed";
     case Code::version_mismatch:
       return "VersionMismatch";
+    case Code::not_ready:
+      return "NotReady";
   }
   return "KvlinkError";
 }
 
 Code code_of_class_name(const char* name) {
-  constexpr auto last = static_cast<unsigned>(Code::version_mismatch);
+  constexpr auto last = static_cast<unsigned>(Code::not_ready);
   for (unsigned number = 1; number <= last; ++number) {
     const auto code = static_cast<Code>(number);
     if (std::strcmp(class_name_of(code), name) == 0) return code;

@@ -91,13 +91,16 @@ struct Handle {
 std::shared_ptr<Engine> make_engine(const nb::bytes& epoch, const std::vector<GroupNumbers>& groups,
                                     const std::vector<std::pair<std::uintptr_t, std::uint64_t>>& regions,
                                     std::shared_ptr<transport::ucx::Context> ucx, unsigned copy_threads,
-                                    std::uint32_t max_handoffs) {
+                                    std::uint32_t max_handoffs, const std::pair<std::uint64_t, std::uint64_t>& windows,
+                                    const std::shared_ptr<Engine>& bells_of) {
   kvlink::handoff::EngineOptions options{.epoch = epoch_of(epoch),
                                          .groups = {},
                                          .regions = {},
                                          .ucx = std::move(ucx),
                                          .copy_threads = copy_threads,
-                                         .max_handoffs = max_handoffs};
+                                         .max_handoffs = max_handoffs,
+                                         .window = {.peer_bytes = windows.first, .node_bytes = windows.second},
+                                         .bells = bells_of ? bells_of->bells() : nullptr};
   for (const auto& [name, num_blocks, block_tokens, window, slots, pool] : groups) {
     if (block_tokens == 0) throw Error(Code::invalid_argument, "group '" + name + "' has blocks of no tokens");
     options.groups.push_back({.name = name,
@@ -268,16 +271,32 @@ nb::dict phases_of(const Handle& handle) {
 void bind_engine(nb::module_& m) {
   nb::class_<Engine>(m, "Engine", "The native node. Thread-safe; every call but `close` returns at once.")
       .def(nb::new_(&make_engine), nb::kw_only(), "epoch"_a, "groups"_a, "regions"_a, "ucx"_a.none(), "copy_threads"_a,
-           "max_handoffs"_a, "Start the threads. `regions` are (address, nbytes), borrowed until `close` has returned.")
+           "max_handoffs"_a, "windows"_a, "bells_of"_a.none() = nb::none(),
+           "Start the threads. `regions` are (address, nbytes), borrowed until `close` has returned. `windows` are the "
+           "bytes that may be on their way here, from one peer and from all. `bells_of` is the engine before this one.")
       .def(
-          "close", [](Engine& engine, double deadline_s) { engine.close(nanoseconds(deadline_s)); }, nb::kw_only(),
-          "deadline_s"_a, nb::call_guard<nb::gil_scoped_release>(),
-          "Fail what lives with Closed, wait for transfers to drain, end the threads. Idempotent.")
+          "close",
+          [](Engine& engine, double deadline_s, const std::string& code, std::string message) {
+            engine.close(nanoseconds(deadline_s), {code_of_class_name(code.c_str()), std::move(message)});
+          },
+          nb::kw_only(), "deadline_s"_a, "code"_a = "Closed", "message"_a = "the node is closed",
+          nb::call_guard<nb::gil_scoped_release>(),
+          "Fail what lives with this class and message, wait for transfers to drain, end the threads. Idempotent.")
       .def(
-          "fileno", [](const Engine& engine) { return engine.bells().engine.fd(); },
+          "refuse_new",
+          [](Engine& engine, const std::string& code, std::string message) {
+            engine.refuse_new({{code_of_class_name(code.c_str()), std::move(message)}});
+          },
+          nb::kw_only(), "code"_a, "message"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "Refuse offers, pulls and claims of what was not offered here with this class and message.")
+      .def(
+          "accept_new", [](Engine& engine) { engine.refuse_new(std::nullopt); },
+          nb::call_guard<nb::gil_scoped_release>(), "Take offers, pulls and claims again.")
+      .def(
+          "fileno", [](const Engine& engine) { return engine.bells()->engine.fd(); },
           "Return an eventfd that becomes readable with every outcome and release.")
       .def(
-          "wake_fd", [](const Engine& engine) { return engine.bells().awaiters.fd(); },
+          "wake_fd", [](const Engine& engine) { return engine.bells()->awaiters.fd(); },
           "Return a second such eventfd, for the dispatcher of awaiting coroutines.")
       .def(
           "ucx_address", [](const Engine& engine) { return to_bytes(engine.ucx_address()); },

@@ -180,15 +180,23 @@ def ucx_log() -> list[str]:
 class Engine:
     """The native node. Thread-safe; every call but `close` returns at once."""
 
-    def __init__(self, *, epoch: bytes, groups: Sequence[tuple[str, int, int, int, bool, int]], regions: Sequence[tuple[int, int]], ucx: UcxContext | None, copy_threads: int, max_handoffs: int) -> None:
+    def __init__(self, *, epoch: bytes, groups: Sequence[tuple[str, int, int, int, bool, int]], regions: Sequence[tuple[int, int]], ucx: UcxContext | None, copy_threads: int, max_handoffs: int, windows: tuple[int, int], bells_of: Engine | None = None) -> None:
         """
-        Start the threads. `regions` are (address, nbytes), borrowed until `close` has returned.
+        Start the threads. `regions` are (address, nbytes), borrowed until `close` has returned. `windows` are the bytes that may be on their way here, from one peer and from all. `bells_of` is the engine before this one.
         """
 
-    def close(self, *, deadline_s: float) -> None:
+    def close(self, *, deadline_s: float, code: str = 'Closed', message: str = 'the node is closed') -> None:
         """
-        Fail what lives with Closed, wait for transfers to drain, end the threads. Idempotent.
+        Fail what lives with this class and message, wait for transfers to drain, end the threads. Idempotent.
         """
+
+    def refuse_new(self, *, code: str, message: str) -> None:
+        """
+        Refuse offers, pulls and claims of what was not offered here with this class and message.
+        """
+
+    def accept_new(self) -> None:
+        """Take offers, pulls and claims again."""
 
     def fileno(self) -> int:
         """

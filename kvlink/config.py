@@ -20,6 +20,8 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "pending_connects": (1, 4096),
     "max_handoffs": (1, 1 << 20),
     "payload_bytes": (0, 4 << 20),
+    "peer_window_bytes": (1, 1 << 50),
+    "node_window_bytes": (1, 1 << 50),
 }
 
 
@@ -47,6 +49,11 @@ class Limits:
         Offers and pulls that may be live at once; a further one gets ``Busy``.
     payload_bytes
         Largest payload of one offer.
+    peer_window_bytes
+        Bytes of pulls from one peer that may move at once. Further pulls wait in their order; one
+        that is larger moves while no other of that peer does.
+    node_window_bytes
+        The same over all peers, who take turns.
     """
 
     connect_timeout_s: float = 5.0
@@ -56,6 +63,8 @@ class Limits:
     pending_connects: int = 64
     max_handoffs: int = 16384
     payload_bytes: int = 1 << 20
+    peer_window_bytes: int = 1 << 30
+    node_window_bytes: int = 4 << 30
 
     def __post_init__(self) -> None:
         """Refuse a value of another type or out of its bounds."""

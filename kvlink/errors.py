@@ -125,6 +125,10 @@ class Closed(KvlinkError):
     """The node is closed, or was left behind by a fork."""
 
 
+class NotReady(KvlinkError):
+    """The node takes nothing new now: it is being drained, or is suspended. Ask another one, or later."""
+
+
 class AuthenticationFailed(KvlinkError):
     """The two nodes do not share a secret."""
 
@@ -171,6 +175,7 @@ __all__ = [
     "LayoutMismatch",
     "NoGpu",
     "NotOffered",
+    "NotReady",
     "OutOfMemory",
     "PeerLost",
     "PeerUnreachable",

@@ -8,7 +8,8 @@ here trusts the sender. Who sends which message when is told in ``kvlink/handoff
 from __future__ import annotations
 
 import struct
-from typing import Annotated, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Protocol, TypeVar
 
 import msgspec
 
@@ -18,11 +19,14 @@ __all__ = [
     "MAGIC",
     "OPEN_FRAME_BYTES",
     "SEALED_FRAME_BYTES",
-    "VERSIONS",
+    "COMMON",
+    "DIALECTS",
     "Challenge",
+    "Dialect",
     "Hello",
     "IntroduceSource",
     "IntroduceTarget",
+    "Message",
     "Proof",
     "Refuse",
     "Welcome",
@@ -30,11 +34,10 @@ __all__ = [
     "encode",
     "frame",
     "frame_bytes",
+    "versions",
 ]
 
 MAGIC = "kvlink"
-VERSIONS = (1,)
-"""The dialects this build speaks, the preferred one first."""
 
 # Until the peer has proved the secret it may not make this node hold more than this.
 OPEN_FRAME_BYTES = 4 << 10
@@ -51,16 +54,16 @@ _HostId = Annotated[bytes, msgspec.Meta(max_length=64)]
 _UcxAddress = Annotated[bytes, msgspec.Meta(max_length=64 << 10)]
 _Layout = Annotated[bytes, msgspec.Meta(min_length=1, max_length=768 << 10)]
 _Text = Annotated[str, msgspec.Meta(max_length=256)]
-_Version = Annotated[int, msgspec.Meta(ge=1, le=0xFFFF)]
+_Version = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
 _Address = Annotated[int, msgspec.Meta(ge=0)]
 _Key = Annotated[bytes, msgspec.Meta(max_length=16 << 10)]
 
 
-class _Message(msgspec.Struct, frozen=True, kw_only=True):
+class Message(msgspec.Struct, frozen=True, kw_only=True):
     """A message that a newer peer may have given fields which this build skips."""
 
 
-class Hello(_Message, frozen=True, kw_only=True, tag="hello"):
+class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     """The dialer's first words: what it speaks, and a number it never used before."""
 
     magic: Annotated[str, msgspec.Meta(max_length=16)]
@@ -68,20 +71,20 @@ class Hello(_Message, frozen=True, kw_only=True, tag="hello"):
     nonce: _Nonce
 
 
-class Challenge(_Message, frozen=True, kw_only=True, tag="challenge"):
+class Challenge(Message, frozen=True, kw_only=True, tag="challenge"):
     """The acceptor's answer: the dialect that both will speak, and its own fresh number."""
 
     version: _Version
     nonce: _Nonce
 
 
-class Proof(_Message, frozen=True, kw_only=True, tag="proof"):
+class Proof(Message, frozen=True, kw_only=True, tag="proof"):
     """Evidence of the secret over everything said so far; two while secrets are exchanged."""
 
     macs: Annotated[list[_Mac], msgspec.Meta(min_length=1, max_length=2)]
 
 
-class IntroduceSource(_Message, frozen=True, kw_only=True, tag="source"):
+class IntroduceSource(Message, frozen=True, kw_only=True, tag="source"):
     """Who the acceptor is and how its cache is laid out. Nothing in here lets anyone read from it."""
 
     epoch: _Epoch
@@ -90,7 +93,7 @@ class IntroduceSource(_Message, frozen=True, kw_only=True, tag="source"):
     layout: _Layout
 
 
-class IntroduceTarget(_Message, frozen=True, kw_only=True, tag="target"):
+class IntroduceTarget(Message, frozen=True, kw_only=True, tag="target"):
     """Who the dialer is, and what it will take on this connection.
 
     ``layout`` is the dialer's own cache, restricted to what this source was elected to deliver; the
@@ -105,7 +108,7 @@ class IntroduceTarget(_Message, frozen=True, kw_only=True, tag="target"):
     layout: _Layout
 
 
-class Welcome(_Message, frozen=True, kw_only=True, tag="welcome"):
+class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
     """The acceptor's last word here: how its regions are reached. The native core speaks from now on.
 
     The three lists have one entry for each region of the layout. ``pool_socket`` is an abstract
@@ -121,7 +124,7 @@ class Welcome(_Message, frozen=True, kw_only=True, tag="welcome"):
     pool_token: Annotated[bytes, msgspec.Meta(max_length=32)]
 
 
-class Refuse(_Message, frozen=True, kw_only=True, tag="refuse"):
+class Refuse(Message, frozen=True, kw_only=True, tag="refuse"):
     """Why the sender hangs up: the name of an error class, and a message for people.
 
     The last three are of a ``LayoutMismatch`` and empty otherwise.
@@ -134,11 +137,11 @@ class Refuse(_Message, frozen=True, kw_only=True, tag="refuse"):
     target_value: _Text = ""
 
 
-_M = TypeVar("_M", bound=_Message)
+_M = TypeVar("_M", bound=Message)
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode(message: _Message) -> bytes:
+def encode(message: Message) -> bytes:
     """Return the msgpack form of `message`."""
     return _encoder.encode(message)
 
@@ -156,6 +159,36 @@ def decode(body: bytes, expected: type[_M]) -> _M | Refuse:
     except (msgspec.DecodeError, RecursionError) as error:
         raise ProtocolError(f"expected {expected.__name__} and got something else: {error}") from None
     return message
+
+
+class _Encode(Protocol):
+    def __call__(self, message: Message, /) -> bytes:
+        """Return the bytes of a message."""
+
+
+class _Decode(Protocol):
+    def __call__(self, body: bytes, expected: type[_M], /) -> _M | Refuse:
+        """Return the expected message or a refusal; raise ``ProtocolError`` for anything else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """How one version writes what follows Challenge. Hello and Challenge are the same in every version."""
+
+    encode: _Encode = encode
+    decode: _Decode = decode
+
+
+COMMON = Dialect()
+"""How messages are written before a version is chosen, refusals included."""
+
+DIALECTS: dict[int, Dialect] = {1: Dialect()}
+"""The dialects that this build speaks, by version. ``tests/helpers/dialect_0.py`` has a frozen older one."""
+
+
+def versions() -> list[int]:
+    """Return the versions that this build speaks, the newest, which is preferred, first."""
+    return sorted(DIALECTS, reverse=True)
 
 
 def frame(body: bytes) -> bytes:

@@ -34,6 +34,7 @@ enum class Code : std::uint8_t {
   closed = 19,
   authentication_failed = 20,
   version_mismatch = 21,
+  not_ready = 22,
 };
 
 /// Thrown by construction, registration and connecting. Never crosses a UCX callback.

@@ -9,6 +9,8 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from kvlink.bench.handoff import HandoffRow
+    from kvlink.bench.idle import IdleRow
     from kvlink.bench.layouts import LayoutRow
     from kvlink.bench.planning import PlanRow
     from kvlink.bench.transfer import Row
@@ -34,6 +36,21 @@ _COLUMNS = (
 _LAYOUT_COLUMNS = ("pair", "lane", "run", "runs", "GB/s", "min", "max", "memcpy\nGB/s", "ratio")
 
 _PLAN_COLUMNS = ("blocks", "regions", "runs", "median\nus", "min", "max", "check", "plan", "post")
+
+_HANDOFF_COLUMNS = (
+    "lane",
+    "blocks",
+    "block",
+    "at once",
+    "handoffs",
+    "p50\nus",
+    "p99\nus",
+    "GB/s",
+    "one large\nGB/s",
+    "ratio",
+)
+
+_IDLE_COLUMNS = ("role", "peers", "CPU\n% of a core", "RSS\na peer", "descriptors\na peer", "threads")
 
 _Threads = Annotated[int, typer.Option(min=1, help="Copy threads of each process.")]
 _TotalBytes = Annotated[str, typer.Option(help="Bytes moved in one repetition.")]
@@ -133,6 +150,74 @@ def layout(
 
 
 @app.command()
+def handoff(
+    *,
+    blocks: Annotated[str, typer.Option(help="Blocks of one handoff, several by commas.")] = "1,128",
+    block_bytes: Annotated[str, typer.Option(help="Bytes of a block, K and V together.")] = "32KiB",
+    concurrent: Annotated[str, typer.Option(help="Handoffs at once, several by commas.")] = "1,64",
+    lane: Annotated[str, typer.Option(help="auto, mapped, vectored, get or staged.")] = "auto",
+    threads: _Threads = 1,
+    handoffs: Annotated[int, typer.Option(min=1, help="Handoffs a row where one is under way at once.")] = 300,
+    repeat: _Repeat = 7,
+    busy: Annotated[bool, typer.Option(help="Keep one core busy with something else meanwhile.")] = False,
+    json: _Json = "",
+) -> None:
+    """Time handoffs between two processes: from an offer that the target knows until it has seen the outcome.
+
+    Handoffs at once stand next to one large handoff of the same blocks, in turn.
+    """
+    from rich.progress import track
+
+    from kvlink.bench.handoff import HandoffSetting, measure_handoffs
+    from kvlink.bench.sizes import parse_numbers, parse_size
+    from kvlink.report import write_report
+
+    settings = [
+        HandoffSetting(
+            blocks=count,
+            block_bytes=parse_size(block_bytes),
+            concurrent=at_once,
+            rounds=handoffs if at_once == 1 else repeat,
+            lane=lane,
+            threads=threads,
+            busy=busy,
+        )
+        for count in parse_numbers(blocks)
+        for at_once in parse_numbers(concurrent)
+    ]
+    quiet = json == "-"
+    rows = [measure_handoffs(setting) for setting in track(settings, "measuring", disable=quiet, transient=True)]
+    if json:
+        write_report(json, rows)
+    if not all(row["verified"] for row in rows):
+        typer.echo("kvlink bench: the target does not hold what the source offered", err=True)
+        raise typer.Exit(1)
+    if not quiet:
+        _print_handoffs(rows)
+
+
+@app.command()
+def idle(
+    *,
+    peers: Annotated[int, typer.Option(min=1, max=4000, help="Nodes that one node is connected to.")] = 320,
+    seconds: Annotated[float, typer.Option(min=0.1, max=600, help="How long nothing happens.")] = 10.0,
+    lane: Annotated[str, typer.Option(help="auto, mapped, vectored, get or staged: how they read before that.")] = (
+        "auto"
+    ),
+    json: _Json = "",
+) -> None:
+    """Measure what a connected peer costs a node that has nothing to do. The peers live in four processes."""
+    from kvlink.bench.idle import IdleSetting, measure_idle
+    from kvlink.report import write_report
+
+    rows = measure_idle(IdleSetting(peers=peers, seconds=seconds, lane=lane))
+    if json:
+        write_report(json, rows)
+    if json != "-":
+        _print_idle(rows)
+
+
+@app.command()
 def plan(
     *,
     size: Annotated[str, typer.Option(help="Blocks x regions, several by commas.")] = "4096x64,128x64",
@@ -225,6 +310,48 @@ def _print_plans(rows: list[PlanRow]) -> None:
     _print_table("From a request to its last post, with a lane that only counts", _PLAN_COLUMNS, cells, caption=None)
 
 
+def _print_handoffs(rows: list[HandoffRow]) -> None:
+    from kvlink.bench.sizes import format_size
+
+    cells = [
+        (
+            row["lane"],
+            f"{row['blocks']:,}",
+            format_size(row["block_bytes"]),
+            f"{row['concurrent']:,}",
+            f"{row['handoffs']:,}",
+            f"{row['p50_us']:.0f}",
+            f"{row['p99_us']:.0f}",
+            f"{row['gbps']:.2f}",
+            f"{row['gbps_one_large']:.2f}",
+            f"{row['ratio_to_one_large']:.2f}",
+        )
+        for row in rows
+    ]
+    busy = ", with one core busy" if rows[0]["busy"] else ""
+    _print_table(
+        f"Handoffs from a known offer to the outcome: copy threads a side {rows[0]['threads']}{busy}",
+        _HANDOFF_COLUMNS,
+        cells,
+        caption="The ratio is to one handoff of all blocks at once, in turn. Every byte was verified.",
+    )
+
+
+def _print_idle(rows: list[IdleRow]) -> None:
+    cells = [
+        (
+            row["role"],
+            f"{row['peers']:,}",
+            f"{row['cpu_percent']:.2f}",
+            f"{row['rss_bytes_per_peer'] / 1024:.0f}KiB",
+            f"{row['descriptors_per_peer']:.1f}",
+            f"{row['threads']}",
+        )
+        for row in rows
+    ]
+    _print_table(f"A node with nothing to do for {rows[0]['seconds']:.0f} s", _IDLE_COLUMNS, cells, caption=None)
+
+
 def _print_table(title: str, columns: Sequence[str], cells: Iterable[tuple[str, ...]], *, caption: str | None) -> None:
     from rich import box
     from rich.console import Console
@@ -232,7 +359,7 @@ def _print_table(title: str, columns: Sequence[str], cells: Iterable[tuple[str, 
 
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for column in columns:
-        table.add_column(column, justify="left" if column in ("lane", "pair") else "right", no_wrap=True)
+        table.add_column(column, justify="left" if column in ("lane", "pair", "role") else "right", no_wrap=True)
     for row in cells:
         table.add_row(*row)
     Console().print(table)

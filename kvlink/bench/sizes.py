@@ -6,7 +6,7 @@ import re
 
 from kvlink.errors import InvalidArgument
 
-__all__ = ["format_size", "parse_counts", "parse_size"]
+__all__ = ["format_size", "parse_counts", "parse_numbers", "parse_size"]
 
 _UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
@@ -40,6 +40,20 @@ def parse_counts(text: str) -> tuple[int, int]:
     if match is None:
         raise InvalidArgument(f"size {text!r} is not like 4096x64: blocks x regions")
     return int(match[1]), int(match[2])
+
+
+def parse_numbers(text: str) -> list[int]:
+    """Return the numbers of ``1,64``.
+
+    Raises
+    ------
+    InvalidArgument
+        If `text` is not positive whole numbers between commas.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+        raise InvalidArgument(f"{text!r} is not like 1,64: positive whole numbers between commas")
+    return [int(part) for part in parts]
 
 
 def format_size(size_bytes: int) -> str:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from kvlink import wire
 from kvlink.config import Limits
-from kvlink.errors import AuthenticationFailed, KvlinkError, PeerLost
+from kvlink.errors import AuthenticationFailed, KvlinkError, NotReady, PeerLost
 from kvlink.handoff import handshake
 from kvlink.handoff.address import join_address
 from kvlink.handoff.deadline import Deadline
@@ -63,19 +63,18 @@ class Acceptor:
 
     def __init__(
         self,
-        engine: NativeEngine,
-        introduction: Introduction,
         *,
+        name: str,
         listener: socket.socket,
         pools: PoolSocket,
-        secrets: handshake.Secrets,
+        keyring: handshake.Keyring,
         limits: Limits,
     ) -> None:
-        self._engine = engine
-        self._introduction = introduction
+        self._name = name
+        self._served: tuple[NativeEngine, Introduction] | KvlinkError = NotReady(f"{name} has not started yet")
         self._listener = listener
         self._pools = pools
-        self._secrets = secrets
+        self._keyring = keyring
         self._limits = limits
         self._lock = threading.RLock()
         self._pending: dict[_Pending, None] = {}  # in the order of their arrival
@@ -90,6 +89,17 @@ class Acceptor:
         self._thread = threading.Thread(target=self._listen, name="kvlink-accept", daemon=True)
         self._thread.start()
 
+    def serve(self, engine: NativeEngine, introduction: Introduction) -> None:
+        """Give connections to `engine` from now on."""
+        self._served = engine, introduction
+
+    def stop_serving(self, why: KvlinkError, *, deadline_s: float) -> None:
+        """Tell authenticated dialers `why` they are refused from now on, and end the handshakes under way."""
+        self._served = why
+        with self._lock:
+            pending = list(self._pending)
+        self._end(pending, Deadline(deadline_s))
+
     def counts(self) -> dict[str, int]:
         """Return how many connections ended how: "accepted", "pools passed", "cut off", or an error's name."""
         with self._lock:
@@ -103,11 +113,9 @@ class Acceptor:
             pending = list(self._pending)
         with contextlib.suppress(OSError):  # closed by the call before this one
             self._wake_sender.send(b"x")
-        for one in pending:
-            one.cut_off()
-        for thread in [self._thread, *(one.thread for one in pending)]:
-            if thread is not None and thread is not threading.current_thread():
-                thread.join(timeout=max(0.0, deadline.remaining_s))
+        self._end(pending, deadline)
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout=max(0.0, deadline.remaining_s))
         self.close_sockets()
 
     def close_sockets(self) -> None:
@@ -115,6 +123,14 @@ class Acceptor:
         for one in (self._selector, self._listener, self._wake_receiver, self._wake_sender):
             one.close()
         self._pools.close()
+
+    def _end(self, pending: list[_Pending], deadline: Deadline) -> None:
+        for one in pending:
+            one.cut_off()
+        for one in pending:
+            if one.thread is not None and one.thread is not threading.current_thread():
+                with contextlib.suppress(RuntimeError):  # It has not started; it will find its connection cut off.
+                    one.thread.join(timeout=max(0.0, deadline.remaining_s))
 
     def _listen(self) -> None:
         while not self._closing:
@@ -189,17 +205,21 @@ class Acceptor:
         return "accepted"
 
     def _welcome(self, pending: _Pending) -> None:
-        link, me = pending.link, self._introduction
-        handshake.answer(link, self._secrets)
+        link = pending.link
+        handshake.answer(link, self._keyring.secrets)
         pending.proven = True
-        link.send(wire.encode(me.as_source()))
+        served = self._served
+        if isinstance(served, KvlinkError):
+            raise type(served)(*served.args)
+        engine, me = served
+        handshake.send(link, me.as_source())
         target = handshake.receive(link, wire.IntroduceTarget)
         me.check_wanted(target)
         template = template_between(me.packed_layout, target.layout)
         token_valid_s = max(0.0, pending.deadline.remaining_s)
-        link.send(wire.encode(me.welcome(target, pools=self._pools, token_valid_s=token_valid_s)))
+        handshake.send(link, me.welcome(target, pools=self._pools, token_valid_s=token_valid_s))
         # From here on the descriptor is the engine's, whether it succeeds or raises.
-        self._engine.attach_claimant(
+        engine.attach_claimant(
             fd=link.detach(),
             epoch=target.epoch,
             name=target.name,
@@ -219,4 +239,4 @@ class Acceptor:
         with self._lock:
             warned, self._warned = self._warned, True
         if not warned:
-            _log.warning("%s: " + message + " (said once; see the counters)", self._introduction.name, cause)
+            _log.warning("%s: " + message + " (said once; see the counters)", self._name, cause)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import socket
 from typing import Any
@@ -20,6 +21,7 @@ SocketAddress = tuple[Any, ...]
 _BACKLOG = 1024
 
 
+@functools.lru_cache(maxsize=1024)  # every ticket names its sources, and they are few
 def split_address(text: str, *, lowest_port: int = 1) -> Address:
     """Return host and port of ``host:port`` or ``[ipv6]:port``.
 

@@ -25,12 +25,14 @@ def check_count(value: Any, *, low: int, high: int, called: str) -> int:
     return count
 
 
-def check_seconds(value: Any, *, called: str) -> float:
+def check_seconds(value: Any, *, called: str, may_be_zero: bool = False) -> float:
     """Return `value` as seconds, more than 0 and at most a day; raise ``InvalidArgument`` otherwise."""
     try:
         seconds = float(value)
     except (TypeError, ValueError, OverflowError):
         raise InvalidArgument(f"{called} must be a number of seconds, not {value!r}") from None
+    if may_be_zero and seconds == 0:
+        return seconds
     if not 0 < seconds <= _LONGEST_S:  # also false for nan
         raise InvalidArgument(f"{called} is {value!r}; it must be more than 0 and at most {_LONGEST_S:g} seconds")
     return seconds

@@ -76,13 +76,18 @@ def _table(given: Any, group: Group, *, num_tokens: int, called: str) -> BlockTa
             f"{called} has {len(table)} blocks, and {num_tokens} tokens in blocks of {group.block_tokens} need {needed}"
         )
     table = table[:needed]
-    out_of_range = table[(table < -1) | (table >= group.num_blocks)]
-    if out_of_range.size:
+    if not needed:
+        return table
+    ordered = table.copy()
+    ordered.sort()
+    if ordered[0] < -1 or ordered[-1] >= group.num_blocks:
+        out_of_range = table[(table < -1) | (table >= group.num_blocks)]
         raise InvalidArgument(f"{called}: block {out_of_range[0]} is outside [0, {group.num_blocks}); -1 marks a hole")
-    ordered = np.sort(table[table >= 0])
-    twice = ordered[1:][ordered[1:] == ordered[:-1]]
-    if twice.size:
-        raise InvalidArgument(f"{called}: block {twice[0]} appears twice")
+    again = ordered[1:] == ordered[:-1]
+    if again.any():
+        twice = ordered[1:][again]
+        if twice[-1] >= 0:  # holes stand first, and may be many
+            raise InvalidArgument(f"{called}: block {twice[twice >= 0][0]} appears twice")
     return table
 
 

@@ -50,12 +50,12 @@ class Connector:
         engine: NativeEngine,
         introduction: Introduction,
         *,
-        secrets: handshake.Secrets,
+        keyring: handshake.Keyring,
         lanes: tuple[str, ...],
     ) -> None:
         self._engine = engine
         self._introduction = introduction
-        self._secrets = secrets
+        self._keyring = keyring
         self._lanes = lanes
 
     def meet(self, source: TicketSource, deadline: Deadline) -> Meeting:
@@ -109,7 +109,7 @@ class Connector:
     def _meet_once(self, source: TicketSource, deadline: Deadline) -> Meeting:
         link = FramedSocket(_open_connection(split_address(source.address), deadline), deadline)
         try:
-            handshake.prove(link, self._secrets)
+            handshake.prove(link, self._keyring.secrets)
             introduced = handshake.receive(link, wire.IntroduceSource)
             check_source(introduced, wanted_epoch=source.epoch_bytes)
             unpack_layout(introduced.layout)
@@ -123,7 +123,7 @@ class Connector:
         link = meeting.link
         try:
             template_between(meeting.source.layout, share.packed)
-            link.send(wire.encode(self._introduction.as_target(wanted_epoch=wanted_epoch, share=share.packed)))
+            handshake.send(link, self._introduction.as_target(wanted_epoch=wanted_epoch, share=share.packed))
             return handshake.receive(link, wire.Welcome)
         except KvlinkError as error:
             _refuse(link, error)

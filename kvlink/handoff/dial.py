@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from kvlink.config import Limits
-from kvlink.errors import Busy, Closed, KvlinkError, OutOfMemory, PeerLost
+from kvlink.errors import Busy, Closed, KvlinkError, NotReady, OutOfMemory, PeerLost
 from kvlink.handoff.connect import Connector
 from kvlink.handoff.deadline import Deadline
 from kvlink.handoff.gather import Contact, Gathering
@@ -50,7 +50,7 @@ class Dialer:
         self._gatherings: set[Gathering] = set()
         self._electing: dict[tuple[bytes, ...], Gathering] = {}  # by all of its sources
         self._lane_reasons: dict[int, str] = {}  # by the peer's number
-        self._closed = False
+        self._closed: KvlinkError | None = None  # why nothing is dialed any more
 
     def contacts_for(self, sources: Sequence[TicketSource], *, deadline_s: float) -> list[Contact]:
         """Return the contact of each source, dialing those that are not connected. Does not wait.
@@ -59,16 +59,16 @@ class Dialer:
         ------
         Busy
             If too many peers are being dialed.
-        Closed
-            If the node is closed.
+        Closed, NotReady
+            If the node is closed, or suspended.
         OutOfMemory
             If there is no thread to dial on.
         """
         allowed_s = deadline_s - min(_REPORT_MARGIN_S, deadline_s * _REPORT_MARGIN_SHARE)
         epochs = tuple(source.epoch_bytes for source in sources)
         with self._lock:
-            if self._closed:
-                raise Closed("pull: the node is closed")
+            if self._closed is not None:
+                raise type(self._closed)(f"pull: {self._closed}")
             electing = self._electing.get(epochs)
             if electing is not None:
                 electing.deadline.extend(allowed_s)
@@ -89,13 +89,13 @@ class Dialer:
                 if any(contact.source.name == name for contact in gathering.contacts):
                     gathering.call_off(reason)
 
-    def close(self, *, deadline_s: float) -> None:
-        """Call off all dialing and wait for the threads. Idempotent."""
+    def close(self, *, deadline_s: float, why: KvlinkError) -> None:
+        """Call off all dialing for `why` and wait for the threads. Idempotent."""
         with self._lock:
-            self._closed = True
+            self._closed = self._closed or why
             gatherings = list(self._gatherings)
         for gathering in gatherings:
-            gathering.call_off(Closed("the node was closed meanwhile"))
+            gathering.call_off(why)
         deadline = Deadline(deadline_s)
         for gathering in gatherings:
             gathering.join(timeout_s=max(0.0, deadline.remaining_s))
@@ -134,7 +134,7 @@ class Dialer:
             contact.gathering = None
             self._forget(contact)
         _log.debug("%s", message)
-        with suppress(Closed):  # Closing has failed the waiting pulls already.
+        with suppress(Closed, NotReady):  # Closing has failed the waiting pulls already.
             self._engine.fail_peer(contact.peer, code=type(error).__name__, message=message)
 
     def on_end(self, gathering: Gathering) -> None:

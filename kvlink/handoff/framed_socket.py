@@ -35,6 +35,11 @@ class FramedSocket:
         self._sent = 0
         self._received = 0
         self._aborted = False
+        self.dialect = wire.COMMON
+
+    def speak(self, dialect: wire.Dialect) -> None:
+        """Write and read messages as both sides have agreed."""
+        self.dialect = dialect
 
     def seal(self, *, send_key: bytes, receive_key: bytes) -> None:
         """Put a code under every frame from here on, and allow larger ones.

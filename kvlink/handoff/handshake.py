@@ -40,7 +40,7 @@ from kvlink.errors import (
 )
 from kvlink.handoff.framed_socket import FramedSocket
 
-__all__ = ["Secret", "Secrets", "answer", "prove", "receive", "refuse", "secrets_of"]
+__all__ = ["Keyring", "Secret", "Secrets", "answer", "prove", "receive", "refuse", "secrets_of", "send"]
 
 Secret = bytes | str
 """What both nodes share: the more random, the better; 32 random bytes are plenty."""
@@ -50,7 +50,7 @@ Secrets = tuple[bytes, ...]
 
 _NONCE_BYTES = 32
 # What a peer that has proved nothing may make this side raise.
-_REFUSALS_BEFORE_PROOF = {"AuthenticationFailed", "VersionMismatch", "ProtocolError", "Busy", "Closed"}
+_REFUSALS_BEFORE_PROOF = {"AuthenticationFailed", "VersionMismatch", "ProtocolError", "Busy", "Closed", "NotReady"}
 
 _M = TypeVar(
     "_M",
@@ -81,6 +81,22 @@ def secrets_of(secret: Secret | Sequence[Secret] | None) -> Secrets:
     return tuple(one.encode() if isinstance(one, str) else one for one in several)
 
 
+class Keyring:
+    """The secrets that are valid now. Thread-safe: a handshake uses those of its beginning to its end."""
+
+    def __init__(self, secrets: Secrets) -> None:
+        self._secrets = secrets
+
+    @property
+    def secrets(self) -> Secrets:
+        """The preferred one first."""
+        return self._secrets
+
+    def rotate(self, secrets: Secrets) -> None:
+        """Let handshakes use `secrets` from now on."""
+        self._secrets = secrets
+
+
 def prove(link: FramedSocket, secrets: Secrets) -> None:
     """Authenticate as the side that connected, and seal `link`.
 
@@ -93,16 +109,18 @@ def prove(link: FramedSocket, secrets: Secrets) -> None:
     ProtocolError, PeerLost, DeadlineExceeded, Closed
         If the other side breaks the protocol or the connection, time runs out, the node closes.
     """
-    hello = wire.encode(wire.Hello(magic=wire.MAGIC, versions=list(wire.VERSIONS), nonce=os.urandom(_NONCE_BYTES)))
+    ours = wire.versions()
+    hello = wire.encode(wire.Hello(magic=wire.MAGIC, versions=ours, nonce=os.urandom(_NONCE_BYTES)))
     link.send(hello)
     raw_challenge = link.receive()
     challenge = _accept(wire.decode(raw_challenge, wire.Challenge), proven=False)
-    if challenge.version not in wire.VERSIONS:
-        raise VersionMismatch(f"the peer chose version {challenge.version}, which was not among {list(wire.VERSIONS)}")
+    if challenge.version not in ours:
+        raise VersionMismatch(f"the peer chose version {challenge.version}, which was not among {ours}")
+    link.speak(wire.DIALECTS[challenge.version])
     transcript = _transcript(hello, raw_challenge)
     macs = [_derive(secret, "dialer proof", transcript) for secret in secrets]
-    link.send(wire.encode(wire.Proof(macs=macs)))
-    proof = _accept(wire.decode(link.receive(), wire.Proof), proven=False)
+    send(link, wire.Proof(macs=macs))
+    proof = _accept(link.dialect.decode(link.receive(), wire.Proof), proven=False)
     secret = _matching(secrets, "acceptor proof", transcript, proof)
     if secret is None:
         raise AuthenticationFailed("the peer does not know the secret of this node: give both nodes the same one")
@@ -121,23 +139,31 @@ def answer(link: FramedSocket, secrets: Secrets) -> None:
     hello = _accept(wire.decode(raw_hello, wire.Hello), proven=False)
     if hello.magic != wire.MAGIC:
         raise ProtocolError(f"expected the magic word {wire.MAGIC!r} and got {hello.magic!r}")
-    version = next((version for version in wire.VERSIONS if version in hello.versions), None)
+    ours = wire.versions()
+    version = next((version for version in ours if version in hello.versions), None)
     if version is None:
+        older = "the acceptor" if max(ours) < max(hello.versions) else "the dialer"
         raise VersionMismatch(
-            f"this node speaks versions {list(wire.VERSIONS)} and the peer {hello.versions}: upgrade the older one"
+            f"the acceptor speaks versions {ours} and the dialer {hello.versions}: upgrade {older}, which is older"
         )
     challenge = wire.encode(wire.Challenge(version=version, nonce=os.urandom(_NONCE_BYTES)))
     link.send(challenge)
+    link.speak(wire.DIALECTS[version])
     transcript = _transcript(raw_hello, challenge)
-    proof = _accept(wire.decode(link.receive(), wire.Proof), proven=False)
+    proof = _accept(link.dialect.decode(link.receive(), wire.Proof), proven=False)
     secret = _matching(secrets, "dialer proof", transcript, proof)
     if secret is None:
         raise AuthenticationFailed("the two nodes do not share a secret: give both nodes the same one")
-    link.send(wire.encode(wire.Proof(macs=[_derive(secret, "acceptor proof", transcript)])))
+    send(link, wire.Proof(macs=[_derive(secret, "acceptor proof", transcript)]))
     link.seal(
         send_key=_derive(secret, "acceptor seal", transcript),
         receive_key=_derive(secret, "dialer seal", transcript),
     )
+
+
+def send(link: FramedSocket, message: wire.Message) -> None:
+    """Send one message as the dialect of `link` writes it. Raises as ``FramedSocket.send`` does."""
+    link.send(link.dialect.encode(message))
 
 
 def receive(link: FramedSocket, expected: type[_M]) -> _M:
@@ -150,7 +176,7 @@ def receive(link: FramedSocket, expected: type[_M]) -> _M:
     ProtocolError, PeerLost, DeadlineExceeded, Closed
         As in `prove`.
     """
-    return _accept(wire.decode(link.receive(), expected), proven=True)
+    return _accept(link.dialect.decode(link.receive(), expected), proven=True)
 
 
 def refuse(link: FramedSocket, error: KvlinkError) -> None:
@@ -163,7 +189,7 @@ def refuse(link: FramedSocket, error: KvlinkError) -> None:
         source_value=str(mismatch.source_value)[:256],
         target_value=str(mismatch.target_value)[:256],
     )
-    link.try_send_last(wire.encode(refusal))
+    link.try_send_last(link.dialect.encode(refusal))
 
 
 def _accept(message: _M | wire.Refuse, *, proven: bool) -> _M:

@@ -82,8 +82,14 @@ class NativeHandoff(Protocol):
 class NativeEngine(Protocol):
     """The native node. Thread-safe; nothing but ``close`` waits."""
 
-    def close(self, *, deadline_s: float) -> None:
-        """Fail what lives, and end the threads."""
+    def close(self, *, deadline_s: float, code: str = ..., message: str = ...) -> None:
+        """Fail what lives, and end the threads. Later calls fail with the same class and message."""
+
+    def refuse_new(self, *, code: str, message: str) -> None:
+        """Refuse offers, pulls and claims of what was not offered here."""
+
+    def accept_new(self) -> None:
+        """Take them again."""
 
     def fileno(self) -> int:
         """Return the eventfd for users."""

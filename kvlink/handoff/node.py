@@ -8,12 +8,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from kvlink.config import Limits
-from kvlink.errors import ConfigError, InvalidArgument, LaneUnavailable, NotOffered
+from kvlink.errors import ConfigError, InvalidArgument, LaneUnavailable, NotOffered, NotReady
 from kvlink.handoff.arguments import check_count, check_milliseconds, check_payload, check_seconds, check_text
-from kvlink.handoff.block_tables import Blocks, Group, block_tables
+from kvlink.handoff.block_tables import Blocks, block_tables
 from kvlink.handoff.descriptor import DESCRIPTOR_VERSION, GroupFacts, NodeDescriptor
 from kvlink.handoff.handles import Offer, Pull
 from kvlink.handoff.handshake import Secret, secrets_of
+from kvlink.handoff.life import Life
 from kvlink.handoff.running import NodeSettings, Running
 from kvlink.handoff.terms import OfferTerms
 from kvlink.handoff.ticket import Ticket, make_ticket, parse_ticket
@@ -79,8 +80,7 @@ class Node:
         lanes: Sequence[str] | None = None,
         copy_threads: int | None = None,
     ) -> None:
-        if not hasattr(cache, "within_allocations"):
-            raise InvalidArgument(f"node: cache must be a kvlink.KVCache, not {type(cache).__name__}")
+        _check_cache(cache, "node")
         self._name = check_text(name, called="node: name", may_be_empty=False)
         self._limits = Limits() if limits is None else limits
         if not isinstance(self._limits, Limits):
@@ -96,10 +96,6 @@ class Node:
             limits=self._limits,
         )
         self._running = Running(cache, settings)
-        self._groups = [
-            Group(name=group.name, num_blocks=group.num_blocks, block_tokens=group.block_tokens, slots=group.slots)
-            for group in self._running.cache.layout.groups
-        ]
         self._close_once = weakref.finalize(self, self._running.close, _EXIT_DEADLINE_S)
 
     def __repr__(self) -> str:
@@ -128,8 +124,8 @@ class Node:
 
     @property
     def epoch(self) -> str:
-        """The node's present life, in hexadecimal: another one after every start."""
-        return self._running.epoch.hex()
+        """The node's present life, in hexadecimal: another one after every start and every ``resume``."""
+        return self._running.life.epoch.hex()
 
     @property
     def closed(self) -> bool:
@@ -138,8 +134,8 @@ class Node:
 
     @property
     def cache(self) -> KVCache:
-        """The cache, with its regions as peers see them."""
-        return self._running.cache
+        """The cache, with its regions as peers see them. Raises ``NotReady`` while suspended."""
+        return self._running.life.cache
 
     @property
     def descriptor(self) -> dict[str, Any]:
@@ -147,7 +143,7 @@ class Node:
 
         Holds no key, no memory address and no layout. A fresh copy.
         """
-        return self._descriptor().as_dict()
+        return _descriptor(self, self._running.life).as_dict()
 
     def offer(
         self,
@@ -183,13 +179,16 @@ class Node:
             If a pull is writing one of the blocks.
         Busy
             If there are as many live handoffs as the limits allow.
+        NotReady
+            If the node is being drained, or is suspended.
         Closed
             If the node is closed, or this is a forked child.
         """
-        running = self._usable("offer")
-        terms = OfferTerms.of(ticket, self._descriptor().source, num_tokens=num_tokens, readers=readers, ttl_s=ttl_s)
-        handoff = running.engine.offer(
-            blocks=block_tables(blocks, self._groups, num_tokens=terms.num_tokens, operation="offer"),
+        life = self._usable("offer").life
+        source = _descriptor(self, life).source
+        terms = OfferTerms.of(ticket, source, num_tokens=num_tokens, readers=readers, ttl_s=ttl_s)
+        handoff = life.engine.offer(
+            blocks=block_tables(blocks, life.groups, num_tokens=terms.num_tokens, operation="offer"),
             num_tokens=terms.num_tokens,
             ttl_ms=terms.ttl_ms,
             readers=terms.readers,
@@ -198,11 +197,11 @@ class Node:
             minted=terms.minted,
         )
         made = make_ticket(
-            epoch=running.epoch,
+            epoch=life.epoch,
             sequence=handoff.sequence,
-            sources=[self._descriptor().source],
+            sources=[source],
             num_tokens=terms.num_tokens,
-            groups=[group.name for group in self._groups],
+            groups=[group.name for group in life.groups],
             readers=terms.readers,
             ttl_ms=terms.ttl_ms,
         )
@@ -244,20 +243,22 @@ class Node:
             If the offer lacks a group of this cache.
         Busy
             If there are as many handoffs or unconnected peers as the limits allow.
+        NotReady
+            If the node is being drained, or is suspended.
         Closed
             If the node is closed, or this is a forked child.
         """
-        running = self._usable("pull")
+        life = self._usable("pull").life
         parsed = parse_ticket(ticket)
         operation = f"pull {parsed.title}"
         skip_tokens = check_count(skip_tokens, low=0, high=parsed.num_tokens, called=f"{operation}: skip_tokens")
         deadline_s = check_seconds(deadline_s, called=f"{operation}: deadline_s")
         label = check_text(label, called=f"{operation}: label", may_be_empty=True)
         lane = self._lane(require, operation)
-        self._check_groups(parsed, operation)
-        tables = block_tables(blocks, self._groups, num_tokens=parsed.num_tokens, operation=operation)
-        contacts = running.dialer.contacts_for(parsed.sources, deadline_s=deadline_s)
-        handoff = running.engine.pull(
+        _check_groups(parsed, life, operation)
+        tables = block_tables(blocks, life.groups, num_tokens=parsed.num_tokens, operation=operation)
+        contacts = life.dialer.contacts_for(parsed.sources, deadline_s=deadline_s)
+        handoff = life.engine.pull(
             [(contact.peer, parsed.epoch_bytes, parsed.sequence) for contact in contacts],
             blocks=tables,
             num_tokens=parsed.num_tokens,
@@ -270,40 +271,115 @@ class Node:
 
     def fileno(self) -> int:
         """Return an eventfd that is readable once something happened to any handle; the caller reads it empty."""
-        return self._usable("fileno").engine.fileno()
+        return self._usable("fileno").life.engine.fileno()
 
     def peers(self) -> list[dict[str, Any]]:
         """Return how each peer stands: name, address, role, state, lanes, transports, handoffs and bytes.
 
-        ``lane_reason`` says why ``lanes`` come in this order; it is empty for a peer that reads from here.
+        ``lane_reason`` says why ``lanes`` come in this order; it is empty for a peer that reads from
+        here. A suspended node has no peers.
         """
-        running = self._usable("peers")
-        reasons = running.dialer.lane_reasons()
-        return [
-            {**peer, "epoch": peer["epoch"].hex(), "lane_reason": reasons.get(peer["peer"], "")}
-            for peer in running.engine.peers()
-        ]
+        life = self._usable("peers").life
+        try:
+            peers = life.engine.peers()
+        except NotReady:
+            return []
+        reasons = life.dialer.lane_reasons()
+        return [{**peer, "epoch": peer["epoch"].hex(), "lane_reason": reasons.get(peer["peer"], "")} for peer in peers]
 
     def holds(self) -> dict[str, int]:
         """Return how many blocks live offers ("shared") and pulls ("exclusive") hold, and how many handoffs live."""
-        return dict(self._usable("holds").engine.holds())
+        return dict(self._usable("holds").life.engine.holds())
 
     def counters(self) -> dict[str, int]:
         """Return what was counted since the start; ``connections: <result>`` counts accepted connections."""
         running = self._usable("counters")
         accepted = {f"connections: {result}": count for result, count in running.acceptor.counts().items()}
-        return {**running.engine.counters(), **accepted}
+        return {**running.counters(), **accepted}
 
     def drop_peer(self, name: str) -> None:
         """Fail everything that is under way with the peers called `name`, and disconnect them.
 
         They may connect again. A name that nobody has is no error: that peer is gone already.
         """
-        running = self._usable("drop_peer")
-        running.dialer.drop(name)
-        for peer in running.engine.peers():
+        life = self._usable("drop_peer").life
+        life.dialer.drop(name)
+        for peer in self.peers():
             if peer["name"] == name and peer["state"] != "lost":
-                running.engine.fail_peer(peer["peer"], code="PeerLost", message=f"{self._name} dropped the peer {name}")
+                life.engine.fail_peer(peer["peer"], code="PeerLost", message=f"{self._name} dropped the peer {name}")
+
+    def rotate_secret(self, secret: Secret | Sequence[Secret]) -> None:
+        """Use `secret`, or two of them, for connections that are made from now on; existing ones live on.
+
+        A fleet changes its secret with no failed handoff in three rounds, each over all nodes in any
+        order: ``[old, new]``, then ``[new, old]``, then ``new``. Whoever should be cut off at once is
+        dropped by ``drop_peer`` after that.
+
+        Raises
+        ------
+        ConfigError
+            If `secret` is not one, or two. A node cannot lose its secret.
+        Closed
+            If the node is closed, or this is a forked child.
+        """
+        running = self._usable("rotate_secret")
+        if secret is None:
+            raise ConfigError("rotate_secret: a secret is needed; a node without one is made by secret=None")
+        running.keyring.rotate(secrets_of(secret))
+
+    def drain(self, *, deadline_s: float) -> None:
+        """Take nothing new, and wait until what is under way has ended. Idempotent, from any thread.
+
+        ``offer`` and ``pull`` raise ``NotReady`` from now on, and so do the pulls of peers whose
+        offers are not here, so that a router can go elsewhere. Offers that live may still be
+        claimed and read, by peers that have to connect first too: their prefill is done.
+        ``resume()`` takes new work again.
+
+        Raises
+        ------
+        DeadlineExceeded
+            If something lives still after `deadline_s` seconds; the message says how much. The node
+            goes on draining.
+        Closed
+            If the node is closed, also meanwhile, or this is a forked child.
+        """
+        self._usable("drain").drain(check_seconds(deadline_s, called="drain: deadline_s", may_be_zero=True))
+
+    def suspend(self, *, deadline_s: float) -> None:
+        """Let go of the cache's memory for a while, as for sleep mode or new weights. Idempotent.
+
+        Waits at most `deadline_s` seconds for what is under way, as ``drain`` does, then fails what
+        is left with ``NotReady``, on both sides. When this returns, nothing of this process touches
+        the memory and nothing of it is registered; all connections have ended, and peers unmap what
+        they have mapped when they see that. Name, address and ``fileno`` stay. Until ``resume``,
+        ``offer`` and ``pull`` raise ``NotReady``, and peers that ask are told the same.
+
+        Raises
+        ------
+        Closed
+            If the node is closed, also meanwhile, or this is a forked child.
+        """
+        self._usable("suspend").suspend(check_seconds(deadline_s, called="suspend: deadline_s", may_be_zero=True))
+
+    def resume(self, cache: KVCache | None = None) -> None:
+        """Take work again after ``suspend``, over `cache`, or after ``drain``. Idempotent.
+
+        `cache` may have any layout and lie anywhere. The node has a new epoch: tickets and
+        descriptors of before are refused with ``StalePeer``, and peers connect anew with their next
+        pull. If it fails, the node stays suspended.
+
+        Raises
+        ------
+        InvalidArgument
+            If the node is suspended and there is no cache, or it is not and has another cache.
+        UnsupportedMemory, OutOfMemory, UcxUnavailable, TransportFailed
+            As when a node is made.
+        Closed
+            If the node is closed, or this is a forked child.
+        """
+        if cache is not None:
+            _check_cache(cache, "resume")
+        self._usable("resume").resume(cache)
 
     def close(self, *, deadline_s: float | None = None) -> None:
         """Fail what is under way with ``Closed``, tell the peers, and end all threads.
@@ -331,25 +407,6 @@ class Node:
         self._running.check_usable(f"{operation} at {self._name}")
         return self._running
 
-    def _descriptor(self) -> NodeDescriptor:
-        return NodeDescriptor(
-            kvlink=DESCRIPTOR_VERSION,
-            name=self._name,
-            address=self.address,
-            epoch=self.epoch,
-            groups=[
-                GroupFacts(
-                    name=group.name, num_blocks=group.num_blocks, block_tokens=group.block_tokens, slots=group.slots
-                )
-                for group in self._groups
-            ],
-        )
-
-    def _check_groups(self, ticket: Ticket, operation: str) -> None:
-        missing = {group.name for group in self._groups} - set(ticket.groups)
-        if missing:
-            raise NotOffered(f"{operation}: groups {sorted(missing)} of this cache are not among {ticket.groups}")
-
     def _lane(self, require: str | None, operation: str) -> str:
         if require is None:
             return ""
@@ -358,6 +415,30 @@ class Node:
         if require not in self._lanes:
             raise LaneUnavailable(f"{operation}: lane {require!r} is not among lanes={list(self._lanes)} of this node")
         return require
+
+
+def _check_cache(cache: object, operation: str) -> None:
+    if not hasattr(cache, "within_allocations"):
+        raise InvalidArgument(f"{operation}: cache must be a kvlink.KVCache, not {type(cache).__name__}")
+
+
+def _descriptor(node: Node, life: Life) -> NodeDescriptor:
+    return NodeDescriptor(
+        kvlink=DESCRIPTOR_VERSION,
+        name=node.name,
+        address=node.address,
+        epoch=life.epoch.hex(),
+        groups=[
+            GroupFacts(name=group.name, num_blocks=group.num_blocks, block_tokens=group.block_tokens, slots=group.slots)
+            for group in life.groups
+        ],
+    )
+
+
+def _check_groups(ticket: Ticket, life: Life, operation: str) -> None:
+    missing = {group.name for group in life.groups} - set(ticket.groups)
+    if missing:
+        raise NotOffered(f"{operation}: groups {sorted(missing)} of this cache are not among {ticket.groups}")
 
 
 def _copy_threads(given: int | None) -> int:

@@ -43,7 +43,7 @@ class SharedPool(Protocol):
 class PoolSocket:
     """The serving side. Thread-safe; ``close`` ends it."""
 
-    def __init__(self, pools: Sequence[SharedPool | None]) -> None:
+    def __init__(self, pools: Sequence[SharedPool | None] = ()) -> None:
         self._pools = [pool for pool in pools if pool is not None]
         self._tokens: dict[bytes, float] = {}
         self._lock = threading.Lock()
@@ -59,6 +59,12 @@ class PoolSocket:
         except OSError as error:
             self.listener.close()
             raise OutOfMemory(f"no socket to pass pools over: {error.strerror}") from None
+
+    def lend(self, pools: Sequence[SharedPool | None]) -> None:
+        """Send these from now on, and only for tokens that are issued from now on."""
+        with self._lock:
+            self._tokens = {}
+            self._pools = [pool for pool in pools if pool is not None]
 
     def issue_token(self, *, valid_s: float) -> bytes:
         """Return a token that one connection may redeem within `valid_s` seconds."""
@@ -84,10 +90,11 @@ class PoolSocket:
         token = _attempt(lambda: connection.recv(_TOKEN_BYTES + 1))
         with self._lock:
             until = self._tokens.pop(token, 0.0)
+            pools = self._pools
         if until <= time.monotonic():
             raise ProtocolError("pool socket: an unknown or used token")
-        for first in range(0, max(1, len(self._pools)), _DESCRIPTORS_A_MESSAGE):
-            batch = self._pools[first : first + _DESCRIPTORS_A_MESSAGE]
+        for first in range(0, max(1, len(pools)), _DESCRIPTORS_A_MESSAGE):
+            batch = pools[first : first + _DESCRIPTORS_A_MESSAGE]
             _wait(connection, select.POLLOUT, deadline)
             _send_descriptors(connection, batch)
 

@@ -8,33 +8,26 @@ import os
 import threading
 import time
 import weakref
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-import msgspec
-
 from kvlink.config import Limits
-from kvlink.errors import Closed, UnsupportedMemory
+from kvlink.errors import Closed, DeadlineExceeded, InvalidArgument, NotReady, UnsupportedMemory
 from kvlink.handoff.accept import Acceptor
 from kvlink.handoff.address import listen_on
 from kvlink.handoff.awaiting import Awaiters
-from kvlink.handoff.connect import Connector
-from kvlink.handoff.dial import Dialer
-from kvlink.handoff.handshake import Secrets
-from kvlink.handoff.introduction import Introduction
+from kvlink.handoff.handshake import Keyring, Secrets
+from kvlink.handoff.life import Life, new_epoch, whole_pool
 from kvlink.handoff.native import NativeEngine
-from kvlink.handoff.pairing import Shares
 from kvlink.handoff.pool_socket import PoolSocket
 from kvlink.memory import pool_of
 from kvlink.transport import open_ucx
 
 if TYPE_CHECKING:
-    from kvlink.layout import CacheLayout, KVCache, MemoryRegion
-    from kvlink.memory import SharedPool
+    from kvlink.layout import CacheLayout, KVCache
 
 __all__ = ["NodeSettings", "Running"]
-
-_EPOCH_BYTES = 16
 
 _live: weakref.WeakSet[Running] = weakref.WeakSet()
 
@@ -53,66 +46,80 @@ class NodeSettings:
 
 
 class Running:
-    """Owns the native engine, the connecting threads and the sockets of one node.
+    """Owns the sockets and threads of one node, and its lives: one after another, with gaps while suspended.
 
     Apart from ``Node``, so that no thread keeps a forgotten node alive: when the last reference to
     the node and its handles goes, or the interpreter exits, this is closed.
+
+    Attributes
+    ----------
+    life
+        The present life; the last one while suspended, whose calls raise ``NotReady``.
+    keyring
+        The secrets that are valid now.
     """
 
     def __init__(self, cache: KVCache, settings: NodeSettings) -> None:
-        cache = cache.within_allocations(pool_of)
-        if any(region.kind != "host" for region in cache.regions):
-            raise UnsupportedMemory("node: a cache in GPU memory cannot be handed over by this version")
-        self.cache = cache  # keeps the memory alive until `close` has returned
-        self.epoch = os.urandom(_EPOCH_BYTES)
         self.closed = False
-        self._limits = settings.limits
+        self._settings = settings
         self._process = os.getpid()
+        self._suspended = False
         # Re-entrant, like every lock on the way of `close`: the garbage collector may close a
         # forgotten node in the middle of anything that any thread does.
         self._closing = threading.RLock()
+        self._changing = threading.RLock()  # one drain, suspend or resume at a time decides; before _closing
         with contextlib.ExitStack() as undo:
-            self._start(settings, undo)
+            self._start(cache, undo)
             undo.pop_all()
         _live.add(self)
 
-    def _start(self, settings: NodeSettings, undo: contextlib.ExitStack) -> None:
+    def _start(self, cache: KVCache, undo: contextlib.ExitStack) -> None:
         """Acquire everything; `undo` learns what to give back should a later step fail."""
+        settings = self._settings
+        self.keyring = Keyring(settings.secrets)
         listener, self.address = listen_on(
             settings.listen, advertise=settings.advertise, has_secret=settings.secrets != (b"",)
         )
         undo.callback(listener.close)
-        pools = [_whole_pool(region) for region in self.cache.regions]
-        pool_socket = PoolSocket(pools)
-        undo.callback(pool_socket.close)
-        self.engine = start_engine(self.cache, self.epoch, settings, listen_host=listener.getsockname()[0])
-        undo.callback(self.engine.close, deadline_s=0.0)
-        introduction = Introduction(
-            epoch=self.epoch,
-            name=settings.name,
-            packed_layout=msgspec.msgpack.encode(self.cache.layout),
-            region_addresses=tuple(region.address for region in self.cache.regions),
-            mappable=tuple(pool is not None for pool in pools),
-            keys=tuple(self.engine.pack_keys()),
-            ucx_address=self.engine.ucx_address(),
-        )
-        self.awaiters = Awaiters(self.engine.wake_fd())
+        self._listen_host = listener.getsockname()[0]
+        self._pool_socket = PoolSocket()
+        undo.callback(self._pool_socket.close)
+        self.life = self._new_life(cache, before=None)
+        self._counted: tuple[Counter[str], NativeEngine] = (Counter(), self.life.engine)  # ended lives, and the last
+        undo.callback(self.life.engine.close, deadline_s=0.0)
+        self.awaiters = Awaiters(self.life.engine.wake_fd())
         undo.callback(self.awaiters.close)
-        self.dialer = Dialer(
-            self.engine,
-            name=settings.name,
-            connector=Connector(self.engine, introduction, secrets=settings.secrets, lanes=settings.lanes),
-            shares=Shares(self.cache.layout, epoch=self.epoch),
-            limits=settings.limits,
-        )
         self.acceptor = Acceptor(
-            self.engine,
-            introduction,
+            name=settings.name,
             listener=listener,
-            pools=pool_socket,
-            secrets=settings.secrets,
+            pools=self._pool_socket,
+            keyring=self.keyring,
             limits=settings.limits,
         )
+        self.acceptor.serve(self.life.engine, self.life.introduction)
+
+    def _new_life(self, given: KVCache, *, before: NativeEngine | None) -> Life:
+        cache = given.within_allocations(pool_of)
+        if any(region.kind != "host" for region in cache.regions):
+            raise UnsupportedMemory("node: a cache in GPU memory cannot be handed over by this version")
+        settings, epoch = self._settings, new_epoch()
+        engine = start_engine(cache, epoch, settings, listen_host=self._listen_host, before=before)
+        try:
+            life = Life(
+                given,
+                cache,
+                epoch=epoch,
+                name=settings.name,
+                engine=engine,
+                keyring=self.keyring,
+                lanes=settings.lanes,
+                limits=settings.limits,
+            )
+        except BaseException:
+            engine.close(deadline_s=0.0)
+            raise
+        self._pool_socket.lend([whole_pool(region) for region in cache.regions])
+        return life
 
     def check_usable(self, operation: str, *, closed_too: bool = True) -> None:
         """Refuse in a forked child and, where `closed_too`, after ``close``.
@@ -130,17 +137,69 @@ class Running:
         if closed_too and self.closed:
             raise Closed(f"{operation}: the node is closed")
 
+    def counters(self) -> dict[str, int]:
+        """Return what was counted over all lives."""
+        past, engine = self._counted
+        return {key: count + past[key] for key, count in engine.counters().items()}
+
+    def drain(self, deadline_s: float) -> None:
+        """See ``Node.drain``."""
+        with self._changing:
+            if self._suspended:
+                return
+            life = self.life
+            self._refuse_new(life, f"{self._settings.name} is being drained and takes nothing new: ask another node")
+        left = life.wait_idle(until=time.monotonic() + deadline_s, called_off=lambda: self.closed)
+        self.check_usable(f"drain {self._settings.name}")
+        if any(left.values()):
+            raise DeadlineExceeded(f"drain {self._settings.name}: after {deadline_s:g} s {_told(left)}")
+
+    def suspend(self, deadline_s: float) -> None:
+        """See ``Node.suspend``."""
+        name, limits = self._settings.name, self._settings.limits
+        with self._changing:
+            if self._suspended:
+                return
+            life = self.life
+            why = NotReady(f"{name} is suspended until its engine resumes it: ask another node, or later")
+            self._refuse_new(life, str(why))
+            life.wait_idle(until=time.monotonic() + deadline_s, called_off=lambda: self.closed)
+            with self._closing:
+                self.check_usable(f"suspend {name}")
+                self.acceptor.stop_serving(why, deadline_s=limits.close_deadline_s)
+                life.end(why, deadline_s=limits.close_deadline_s)
+                life.forget_cache()
+                self._pool_socket.lend([])
+                self._suspended = True
+
+    def resume(self, cache: KVCache | None) -> None:
+        """See ``Node.resume``."""
+        name = self._settings.name
+        with self._changing, self._closing:
+            self.check_usable(f"resume {name}")
+            if not self._suspended:
+                if cache is not None and cache is not self.life.given:
+                    raise InvalidArgument(f"resume {name}: it has a cache; suspend it before it gets another one")
+                self.life.engine.accept_new()
+                return
+            if cache is None:
+                raise InvalidArgument(f"resume {name}: it is suspended, so pass the cache that it has from now on")
+            past, ended = self._counted
+            self.life = self._new_life(cache, before=ended)
+            self._counted = (past + Counter(ended.counters()), self.life.engine)
+            self._suspended = False
+            self.acceptor.serve(self.life.engine, self.life.introduction)
+
     def close(self, deadline_s: float | None = None) -> None:
         """End everything; see ``Node.close``. Idempotent; a second caller waits for the first."""
         if os.getpid() != self._process:
             return  # The parent's node is none of this process's business.
-        deadline_s = self._limits.close_deadline_s if deadline_s is None else deadline_s
+        deadline_s = self._settings.limits.close_deadline_s if deadline_s is None else deadline_s
         until = time.monotonic() + deadline_s
         self.closed = True
         with self._closing:
             self.acceptor.close(deadline_s=deadline_s)
-            self.dialer.close(deadline_s=max(0.0, until - time.monotonic()))
-            self.engine.close(deadline_s=max(0.0, until - time.monotonic()))
+            self.life.end(Closed("the node is closed"), deadline_s=max(0.0, until - time.monotonic()))
             self.awaiters.close()
             _live.discard(self)
 
@@ -151,13 +210,18 @@ class Running:
         """
         self.closed = True
         self.acceptor.close_sockets()
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.engine))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.life.engine))
+
+    def _refuse_new(self, life: Life, message: str) -> None:
+        with contextlib.suppress(Closed):  # then it takes nothing new anyway
+            life.engine.refuse_new(code=NotReady.__name__, message=message)
 
 
-def _whole_pool(region: MemoryRegion) -> SharedPool | None:
-    """Return the pool that is exactly this region: peers map a pool as a whole or not at all."""
-    pool = pool_of(region.address)
-    return pool if pool is not None and (pool.address, pool.nbytes) == (region.address, region.nbytes) else None
+def _told(left: dict[str, int]) -> str:
+    return (
+        f"{left['handoffs']} handoffs live still, which hold {left['shared']} blocks for readers and "
+        f"{left['exclusive']} to write: wait on, cancel them, or close the node"
+    )
 
 
 def _abandon_all() -> None:
@@ -178,17 +242,24 @@ def _numbered(layout: CacheLayout) -> list[tuple[str, int, int, int, bool, int]]
     return numbered
 
 
-def start_engine(cache: KVCache, epoch: bytes, settings: NodeSettings, *, listen_host: str) -> NativeEngine:
-    """Start the native core over the memory of `cache`, which must stay alive until it is closed."""
+def start_engine(
+    cache: KVCache, epoch: bytes, settings: NodeSettings, *, listen_host: str, before: NativeEngine | None
+) -> NativeEngine:
+    """Start the native core over the memory of `cache`, which must stay alive until it is closed.
+
+    It rings the bells of the one `before`, if there was one, so that ``fileno`` stays what it is.
+    """
     from kvlink import _native
 
-    layout = cache.layout
+    layout, limits = cache.layout, settings.limits
     engine = _native.Engine(
         epoch=epoch,
         groups=_numbered(layout),
         regions=[(region.address, region.nbytes) for region in cache.regions],
         ucx=open_ucx(listen_host=listen_host),
         copy_threads=settings.copy_threads,
-        max_handoffs=settings.limits.max_handoffs,
+        max_handoffs=limits.max_handoffs,
+        windows=(limits.peer_window_bytes, limits.node_window_bytes),
+        bells_of=cast("_native.Engine | None", before),
     )
     return cast("NativeEngine", engine)  # the generated stub says `object` where this says more

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 import kvlink
+from helpers import dialect_0
 from helpers.patterns import Geometry, Placement, canonical, carve, fill_random, flat_bytes
 
 
@@ -47,6 +48,31 @@ class NodeWorker:
     def open(self, geometry: Geometry, placement: Placement, *, seed: int, **options: Any) -> dict[str, Any]:
         """Fill new memory with the seed's bytes and start a node over it."""
         self.shut()
+        cache = self._new_cache(geometry, placement, seed=seed)
+        started = time.perf_counter()
+        self._node = kvlink.Node(cache, name=options.pop("name", f"worker-{os.getpid()}"), **options)
+        return {"seconds": time.perf_counter() - started, "address": self._node.address, "pid": os.getpid()}
+
+    def resume(self, geometry: Geometry, placement: Placement, *, seed: int) -> None:
+        """Let the suspended node's memory go, fill new memory with the seed's bytes, and go on with that."""
+        self._owner = self._flat = None
+        self._handles = []  # each keeps the native core of its life, which has ended
+        self._node.resume(self._new_cache(geometry, placement, seed=seed))
+
+    def speak(self, versions: list[int]) -> None:
+        """Speak only these versions of the protocol from now on; 0 is the frozen one."""
+        dialect_0.speak(versions)
+
+    def spoken(self) -> list[int]:
+        """How many messages of the frozen dialect were written and read here."""
+        return list(dialect_0.spoken)
+
+    def ask(self, method: str, *args: Any, **options: Any) -> Any:
+        """Call a method of the node, or read one of its properties."""
+        found = getattr(self._node, method)
+        return found(*args, **options) if callable(found) else found
+
+    def _new_cache(self, geometry: Geometry, placement: Placement, *, seed: int) -> kvlink.KVCache:
         self._shape = (geometry, placement)
         size = flat_bytes(geometry, placement)
         if placement.memory == "pool":
@@ -55,12 +81,9 @@ class NodeWorker:
         else:
             self._flat = np.empty(size, dtype=np.uint8)
         fill_random(self._flat, seed=seed)
-        cache = kvlink.KVCache.from_tensors(
+        return kvlink.KVCache.from_tensors(
             carve(self._flat, geometry, placement), axes=placement.axes_text, block_tokens=placement.block_tokens
         )
-        started = time.perf_counter()
-        self._node = kvlink.Node(cache, name=options.pop("name", f"worker-{os.getpid()}"), **options)
-        return {"seconds": time.perf_counter() - started, "address": self._node.address, "pid": os.getpid()}
 
     def shut(self) -> None:
         """Close the node, if there is one, and let its memory go."""
@@ -166,6 +189,12 @@ class NodeWorker:
         """Cancel the moment the handoff's bytes begin to move; returns the state seen then."""
         state = self._spin_until_moving(handle, timeout_s)
         self._handles[handle].cancel()
+        return state
+
+    def suspend_when_moving(self, handle: int, *, deadline_s: float, timeout_s: float = 20.0) -> str:
+        """Suspend the node the moment the handoff's bytes begin to move; returns the state seen then."""
+        state = self._spin_until_moving(handle, timeout_s)
+        self._node.suspend(deadline_s=deadline_s)
         return state
 
     def close_when_moving(self, handle: int, *, timeout_s: float = 20.0) -> str:

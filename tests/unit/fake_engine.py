@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Any
 
-from kvlink.errors import Closed
+from kvlink.errors import Closed, KvlinkError, error_class
 
 
 class FakeHandoff:
@@ -80,20 +80,27 @@ class FakeEngine:
         self.attached = threading.Event()
         self.failed = threading.Event()
         self.closed = False
+        self.refusing: KvlinkError | None = None
         self._waiting: list[tuple[FakeHandoff, list[int]]] = []  # pulls, and the peers that they read from
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
         self._bells = os.eventfd(0, os.EFD_NONBLOCK), os.eventfd(0, os.EFD_NONBLOCK)
         FakeEngine.by_epoch[epoch] = self
 
-    def close(self, *, deadline_s: float) -> None:
+    def refuse_new(self, *, code: str, message: str) -> None:
+        self.refusing = error_class(code)(message)
+
+    def accept_new(self) -> None:
+        self.refusing = None
+
+    def close(self, *, deadline_s: float, code: str = "Closed", message: str = "the node was closed") -> None:
         with self._lock:
             if self.closed:
                 return
             self.closed = True
             live = [*self.offers.values(), *self.pulls]
         for handoff in live:
-            handoff.settle("Closed", "the node was closed")
+            handoff.settle(code, message)
         for attached in [*self.sources.values(), *self.claimants]:
             for fd in (attached["fd"], *attached.get("region_fds", ())):
                 if fd >= 0:
@@ -195,6 +202,8 @@ class FakeEngine:
     def _check(self) -> None:
         if self.closed:
             raise Closed("the engine is closed")
+        if self.refusing is not None:
+            raise self.refusing
 
     def _serve_ready(self) -> None:
         with self._lock:

@@ -35,7 +35,7 @@ def test_fields_of_a_newer_peer_are_skipped() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("nonce", bytes(31)), ("nonce", "x" * 32), ("versions", []), ("versions", [0]), ("versions", [1] * 17)],
+    [("nonce", bytes(31)), ("nonce", "x" * 32), ("versions", []), ("versions", [-1]), ("versions", [1] * 17)],
 )
 def test_a_field_out_of_bounds_is_named(field: str, value: object) -> None:
     body = msgspec.msgpack.encode({**msgspec.msgpack.decode(wire.encode(HELLO)), field: value})

@@ -22,9 +22,12 @@ constexpr std::uint64_t kLongestMs = 7ULL * 24 * 3600 * 1000;
 }  // namespace
 
 Engine::Engine(EngineOptions options)
-    : offers_(services_), pulls_(services_), max_handoffs_(options.max_handoffs), next_peer_(kFirstPeer) {
+    : offers_(services_),
+      pulls_(services_, options.window),
+      max_handoffs_(options.max_handoffs),
+      next_peer_(kFirstPeer) {
   services_.epoch = options.epoch;
-  services_.bells = std::make_shared<Bells>();
+  services_.bells = options.bells ? std::move(options.bells) : std::make_shared<Bells>();
   services_.memory = std::make_shared<transport::LocalMemory>(options.regions);
   services_.holds = std::make_shared<Holds>(std::move(options.groups));
   services_.router = std::make_shared<transport::ChunkRouter>();
@@ -46,19 +49,19 @@ Engine::~Engine() {
   close(0);
 }
 
-void Engine::close(std::int64_t timeout_ns) {
+void Engine::close(std::int64_t timeout_ns, const Failure& why) {
   const std::lock_guard one_at_a_time(close_mutex_);
   if (!thread_.joinable()) return;
   {
     // One critical section: what was accepted before stands in front of the sweep, and nothing comes behind it.
     const std::lock_guard lock(mutex_);
-    tasks_.emplace_back([this, timeout_ns] {
-      const Failure failure{Code::closed, "the node was closed"};
-      offers_.close_all(failure);
-      pulls_.close_all(failure);
+    tasks_.emplace_back([this, timeout_ns, why] {
+      offers_.refuse_parked(why);
+      offers_.close_all(why);
+      pulls_.close_all(why);
       drain_until_ns_ = now_ns() + std::max<std::int64_t>(1, timeout_ns);
     });
-    closed_ = true;
+    closed_ = why;
   }
   services_.waker.ring();
   thread_.join();
@@ -67,10 +70,25 @@ void Engine::close(std::int64_t timeout_ns) {
 void Engine::post(std::function<void()> task) {
   {
     const std::lock_guard lock(mutex_);
-    if (closed_) throw Error(Code::closed, "the node is closed");
+    if (closed_) throw Error(closed_->code, closed_->message);
     tasks_.push_back(std::move(task));
   }
   services_.waker.ring();
+}
+
+void Engine::refuse_new(const std::optional<Failure>& why) {
+  {
+    const std::lock_guard lock(mutex_);
+    refusing_ = why;
+  }
+  post([this, why] {
+    refusing_claims_ = why;
+    if (why) offers_.refuse_parked(*why);
+  });
+}
+
+void Engine::check_taking() const {
+  if (const auto& why = closed_ ? closed_ : refusing_) throw Error(why->code, why->message);
 }
 
 std::vector<std::byte> Engine::ucx_address() const {
@@ -227,10 +245,12 @@ std::shared_ptr<Handoff> Engine::offer(OfferOptions options) {
   const AttemptId id{.handoff = handoff, .attempt = 0};
   auto handle = std::make_shared<Handoff>(Role::offer, id, std::move(options.label), State::offered, services_.bells);
   const std::lock_guard lock(mutex_);  // So that no offer slips in behind the sweep of `close`.
-  if (closed_) {
+  try {
+    check_taking();  // Behind `admit_one`: whoever drains the node sees this offer, or this offer sees it drained.
+  } catch (...) {
     services_.holds->release_shared(blocks);
     services_.counters.live.fetch_sub(1);
-    throw Error(Code::closed, "the node is closed");
+    throw;
   }
   offers_.add({.handle = handle,
                .blocks = std::move(blocks),
@@ -273,6 +293,10 @@ std::shared_ptr<Handoff> Engine::pull(PullOptions options) {
                                                            .deadline_ns = deadline_ns,
                                                            .lane = options.lane});
   try {
+    {
+      const std::lock_guard lock(mutex_);
+      check_taking();
+    }
     post([this, sources = std::move(options.sources), request] {
       for (std::size_t i = 0; i < sources.size(); ++i) request->parts[i].peer = peer_or_lost(sources[i].peer);
       pulls_.submit(std::move(*request));

@@ -31,6 +31,8 @@ struct EngineOptions {
   std::shared_ptr<transport::ucx::Context> ucx;  // null: only the lanes of one host
   unsigned copy_threads{1};
   std::uint32_t max_handoffs{4096};
+  WindowLimits window{};
+  std::shared_ptr<const Bells> bells;  // of the engine before, so that descriptors outlive it; null: new ones
 };
 
 struct OfferOptions {
@@ -82,11 +84,14 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  /// Fails what lives with Error(closed), waits at most `timeout_ns` for transfers to drain, ends the threads.
-  /// Idempotent; afterwards every other call throws Error(closed).
-  void close(std::int64_t timeout_ns);
+  /// Fails what lives with `why`, waits at most `timeout_ns` for transfers to drain, ends the threads.
+  /// Idempotent; afterwards every other call throws an Error like `why`.
+  void close(std::int64_t timeout_ns, const Failure& why = {Code::closed, "the node is closed"});
+  /// From now on offers and pulls throw an Error like `why`, and claims of what was not offered here are refused so.
+  /// What lives goes on, claims of live offers included. None: everything is taken again.
+  void refuse_new(const std::optional<Failure>& why);
 
-  [[nodiscard]] const Bells& bells() const noexcept { return *services_.bells; }
+  [[nodiscard]] const std::shared_ptr<const Bells>& bells() const noexcept { return services_.bells; }
   [[nodiscard]] std::vector<std::byte> ucx_address() const;
   [[nodiscard]] std::vector<std::vector<std::byte>> packed_keys() const;
 
@@ -129,6 +134,7 @@ class Engine {
   [[nodiscard]] std::int64_t sleep_ns(std::int64_t now) noexcept;
   void serve(const PeerPtr& peer);
   void dispatch(const PeerPtr& peer, const Header& header, std::span<const std::byte> body);
+  void on_claim(const PeerPtr& from, const AttemptId& attempt, const Claim& claim);
   void lose(const PeerPtr& peer, Failure failure);
   bool drop_lost();
   void flush_channels();
@@ -136,6 +142,7 @@ class Engine {
   [[nodiscard]] PeerPtr peer_or_lost(std::uint64_t id) const;
   void connect(const PeerPtr& peer, int fd);
   void admit_one();
+  void check_taking() const;
   void finish_thread();
 
   Services services_;
@@ -150,14 +157,16 @@ class Engine {
   mutable std::mutex mutex_;
   std::vector<std::function<void()>> tasks_;  // guarded by mutex_
   std::unordered_set<std::uint64_t> alive_;   // guarded by mutex_: peers that are not lost
-  bool closed_{false};                        // guarded by mutex_: no more tasks
+  std::optional<Failure> closed_;             // guarded by mutex_: no more tasks, and why
+  std::optional<Failure> refusing_;           // guarded by mutex_: why nothing new is taken
   std::mutex close_mutex_;                    // one close at a time
 
   // Progress thread only, from here on.
   transport::Poller poller_;
   std::map<std::uint64_t, PeerPtr> peers_;
   std::int64_t busy_until_ns_{0};
-  std::int64_t drain_until_ns_{0};  // not 0: closing
+  std::int64_t drain_until_ns_{0};          // not 0: closing
+  std::optional<Failure> refusing_claims_;  // as refusing_
   bool stop_{false};
   std::thread thread_;
 };

@@ -97,7 +97,7 @@ void Engine::dispatch(const PeerPtr& from, const Header& header, std::span<const
   if (for_source != reads_us) return bad("message: it is not its part to send it");
   switch (header.kind) {
     case Kind::claim:
-      if (const auto claim = parse_claim(body)) return offers_.on_claim(from, attempt, *claim);
+      if (const auto claim = parse_claim(body)) return on_claim(from, attempt, *claim);
       return bad("CLAIM");
     case Kind::fetch:
       if (const auto fetch = parse_fetch(body)) return offers_.on_fetch(from, attempt, *fetch);
@@ -119,6 +119,12 @@ void Engine::dispatch(const PeerPtr& from, const Header& header, std::span<const
     case Kind::valid:
       return pulls_.on_valid(from, attempt);
   }
+}
+
+void Engine::on_claim(const PeerPtr& from, const AttemptId& attempt, const Claim& claim) {
+  if (!refusing_claims_ || offers_.knows(attempt.handoff)) return offers_.on_claim(from, attempt, claim);
+  services_.counters.refused_claims.fetch_add(1);
+  write_refuse(from->channel->outbox(), attempt, *refusing_claims_);
 }
 
 void Engine::lose(const PeerPtr& lost, Failure failure) {
@@ -154,9 +160,12 @@ bool Engine::drop_lost() {
 
 void Engine::flush_channels() {
   for (const auto& [id, each] : peers_) {
-    if (!each->channel || each->channel->outbox().empty()) continue;
+    if (!each->channel || (each->channel->outbox().empty() && !each->watches_writable)) continue;
     if (!each->channel->flush()) lose(each, {Code::peer_lost, each->channel->why()});
-    poller_.want_writable(each->channel->fd(), id, each->channel->wants_writable());
+    const bool wanted = each->channel->wants_writable();
+    if (wanted == each->watches_writable) continue;  // A call to the kernel that nearly no flush needs.
+    each->watches_writable = wanted;
+    poller_.want_writable(each->channel->fd(), id, wanted);
   }
 }
 

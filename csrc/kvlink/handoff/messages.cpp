@@ -41,7 +41,7 @@ class Frame {
 
 [[nodiscard]] bool is_code(std::uint8_t number) noexcept {
   return number >= static_cast<std::uint8_t>(Code::invalid_argument) &&
-         number <= static_cast<std::uint8_t>(Code::version_mismatch);
+         number <= static_cast<std::uint8_t>(Code::not_ready);
 }
 
 }  // namespace

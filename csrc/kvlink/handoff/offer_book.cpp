@@ -298,4 +298,16 @@ std::int64_t OfferBook::next_deadline() noexcept {
   return soonest;
 }
 
+bool OfferBook::knows(const HandoffId& id) {
+  return id.epoch == services_.epoch || find(id) != offers_.end() || retired_.contains(id);
+}
+
+void OfferBook::refuse_parked(const Failure& failure) {
+  adopt_added();
+  for (const Parked& parked : std::exchange(parked_, {})) {
+    services_.counters.refused_claims.fetch_add(1);
+    refuse(*parked.peer, parked.attempt, failure);
+  }
+}
+
 }  // namespace kvlink::handoff

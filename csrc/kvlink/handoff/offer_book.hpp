@@ -54,6 +54,11 @@ class OfferBook {
   /// No staged sender reads this node's memory any more.
   [[nodiscard]] bool drained() const noexcept { return senders_.empty(); }
 
+  /// Whether a claim of it gets an answer now, and not only once its offer comes.
+  [[nodiscard]] bool knows(const HandoffId& id);
+  /// Refuses the claims that wait for their offers.
+  void refuse_parked(const Failure& failure);
+
  private:
   struct Grant {
     PeerPtr peer;

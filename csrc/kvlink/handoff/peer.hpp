@@ -31,6 +31,7 @@ struct Peer {
   std::shared_ptr<const plan::Template> layout_template;  // source's layout to target's, whichever of them we are
   std::unique_ptr<Channel> channel;
   Reach reach;
+  bool watches_writable{false};  // the loop wakes when the socket takes more
   std::optional<Failure> lost;  // why; set by whoever notices, acted on by the loop
   std::uint64_t handoffs{};
   std::uint64_t bytes{};

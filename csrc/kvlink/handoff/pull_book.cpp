@@ -10,9 +10,6 @@
 namespace kvlink::handoff {
 namespace {
 
-/// Transfers that move at once. More would only share the same copy threads and thrash their caches.
-constexpr std::size_t kMovingLimit = 16;
-
 [[nodiscard]] double seconds(std::int64_t from, std::int64_t to) noexcept {
   return from == 0 || to == 0 ? 0.0 : static_cast<double>(to - from) * 1e-9;
 }
@@ -118,16 +115,12 @@ void PullBook::on_grant(const PeerPtr& peer, const AttemptId& attempt, Grant gra
   if (part->first) part->pull->result.payload = std::move(grant.payload);
   if (part->plan->total_bytes() == 0) return moved(*part);
   part->pull->request.handle->set_state(State::waiting);
-  waiting_.push_back(attempt);
+  window_.wait(peer->id, attempt, part->plan->total_bytes());
   admit();
 }
 
 void PullBook::admit() {
-  while (!waiting_.empty() && moving_.size() < kMovingLimit) {
-    const auto found = parts_.find(waiting_.front());
-    waiting_.pop_front();
-    if (found != parts_.end() && !found->second.pull->settled) start(found->second);
-  }
+  while (const auto attempt = window_.next()) start(parts_.at(*attempt));  // `retire` takes out what has ended
 }
 
 void PullBook::start(Part& part) {
@@ -161,6 +154,7 @@ bool PullBook::advance(Part& part) {
 
 void PullBook::finish(Part& part) {
   const PullPtr pull = part.pull;
+  window_.leave(part.attempt);
   pull->moved_ns = now_ns();
   pull->post_ns += part.transfer->post_ns();
   if (part.receiver) services_.router->detach(part.attempt);
@@ -284,6 +278,7 @@ void PullBook::settle(PullPtr pull) {
 void PullBook::retire(Parts::iterator part) {
   const PullPtr pull = part->second.pull;
   if (part->second.receiver) services_.router->detach(part->first);
+  window_.leave(part->first);
   parts_.erase(part);
   if (--pull->parts_live != 0) return;
   services_.holds->release_exclusive(pull->request.written);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -14,6 +13,7 @@
 #include "kvlink/handoff/holds.hpp"
 #include "kvlink/handoff/messages.hpp"
 #include "kvlink/handoff/peer.hpp"
+#include "kvlink/handoff/receive_window.hpp"
 #include "kvlink/handoff/services.hpp"
 #include "kvlink/plan/copy_plan.hpp"
 
@@ -40,7 +40,7 @@ struct PullRequest {
 
 class PullBook {
  public:
-  explicit PullBook(Services& services) : services_(services) {}
+  PullBook(Services& services, const WindowLimits& window) : services_(services), window_(window) {}
 
   /// Each part starts when its peer is connected. A lost peer fails the pull at once.
   void submit(PullRequest request);
@@ -118,7 +118,7 @@ class PullBook {
   Parts parts_;
   std::map<AttemptId, PullPtr> pulls_;                      // by the attempt of the handle
   std::set<std::pair<std::int64_t, AttemptId>> deadlines_;  // of pulls without an outcome, likewise
-  std::deque<AttemptId> waiting_;                           // parts that are granted, not started
+  ReceiveWindow window_;                                    // of parts that are granted: which may start
   std::vector<AttemptId> moving_;                           // parts whose transfers want turns
 };
 

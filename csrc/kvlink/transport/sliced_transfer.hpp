@@ -58,6 +58,7 @@ class SliceJob final : public CopyJob {
   void stop() noexcept;
   /// No slice runs and none will.
   [[nodiscard]] bool over() const noexcept;
+  [[nodiscard]] std::uint64_t total_bytes() const noexcept { return copier_->total_bytes(); }
   [[nodiscard]] std::uint64_t moved_bytes() const noexcept;
   [[nodiscard]] std::optional<SliceFailure> failure() const;
   [[nodiscard]] std::vector<StreamRange> missing() const;
@@ -78,9 +79,12 @@ class SliceJob final : public CopyJob {
   std::optional<SliceFailure> failure_;  // guarded by failure_mutex_; the first one
 };
 
-/// A Transfer whose bytes are moved by copy threads of this process.
+/// A Transfer whose bytes are moved by copy threads of this process; those of a small one at once, by `start`.
 class SlicedTransfer final : public Transfer {
  public:
+  /// A few microseconds of copying, and as many transfers in one turn of the loop as its window lets start.
+  static constexpr std::uint64_t kInlineBytes = std::uint64_t{64} << 10;
+
   /// `threads` and `waker` outlive the transfer and every slice of it.
   SlicedTransfer(std::unique_ptr<const SliceCopier> copier, CopyThreads& threads, const Waker& waker);
   /// Stops unclaimed slices. Running ones still write: destroy only once drained, or with the target memory kept.
