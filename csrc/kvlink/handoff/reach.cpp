@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "kvlink/transport/faulty_receiver.hpp"
+#include "kvlink/transport/faulty_transfer.hpp"
+
 namespace kvlink::handoff {
 
 using transport::Lane;
@@ -96,26 +99,45 @@ std::shared_ptr<const transport::GetSource> Reach::get_source(Services& services
   return get_;
 }
 
-Reach::Started Reach::make_transfer(Lane lane, std::shared_ptr<const plan::Plan> plan, Services& services,
-                                    const std::string& peer) {
+std::function<std::shared_ptr<transport::Transfer>(std::shared_ptr<const plan::Plan>)> Reach::one_sided(
+    Lane lane, Services& services, const std::string& peer) {
   switch (lane) {
     case Lane::mapped:
-      return {transport::make_mapped_transfer(std::move(plan), mapped_, services.memory, *services.copy_threads,
-                                              services.waker),
-              nullptr};
+      return [source = mapped_, &services](std::shared_ptr<const plan::Plan> plan) {
+        return transport::make_mapped_transfer(std::move(plan), source, services.memory, *services.copy_threads,
+                                               services.waker);
+      };
     case Lane::vectored:
-      return {transport::make_vectored_transfer(std::move(plan), vectored_, services.memory, *services.copy_threads,
-                                                services.waker),
-              nullptr};
+      return [source = vectored_, &services](std::shared_ptr<const plan::Plan> plan) {
+        return transport::make_vectored_transfer(std::move(plan), source, services.memory, *services.copy_threads,
+                                                 services.waker);
+      };
     case Lane::get:
-      return {transport::make_get_transfer(std::move(plan), get_source(services, peer), services.memory, {}), nullptr};
-    case Lane::staged: {
-      auto receiver = transport::StagedReceiver::create(std::move(plan), services.memory, kWindowChunks,
-                                                        *services.copy_threads, services.waker);
-      return {receiver, receiver};
-    }
+      return [source = get_source(services, peer), &services](std::shared_ptr<const plan::Plan> plan) {
+        return transport::make_get_transfer(std::move(plan), source, services.memory, {});
+      };
+    case Lane::staged:
+      break;
   }
   throw Error(Code::lane_unavailable, "no such lane");
+}
+
+Reach::Started Reach::make_transfer(Lane lane, std::shared_ptr<const plan::Plan> plan, Services& services,
+                                    const std::string& peer) {
+  if (lane == Lane::staged) {
+    const std::uint64_t bytes = plan->total_bytes();
+    auto receiver = transport::StagedReceiver::create(std::move(plan), services.memory, kWindowChunks,
+                                                      *services.copy_threads, services.waker);
+    if (services.faults) {
+      receiver = std::make_shared<transport::FaultyReceiver>(std::move(receiver), bytes, services.faults);
+    }
+    return {receiver, receiver};
+  }
+  auto make = one_sided(lane, services, peer);
+  if (services.faults) {
+    return {std::make_shared<transport::FaultyTransfer>(std::move(plan), std::move(make), services.faults), nullptr};
+  }
+  return {make(std::move(plan)), nullptr};
 }
 
 std::shared_ptr<transport::StagedSender> Reach::make_sender(std::shared_ptr<const plan::Plan> plan,

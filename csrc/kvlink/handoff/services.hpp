@@ -10,6 +10,7 @@
 #include "kvlink/ids.hpp"
 #include "kvlink/transport/chunk_router.hpp"
 #include "kvlink/transport/copy_threads.hpp"
+#include "kvlink/transport/fault_script.hpp"
 #include "kvlink/transport/local_memory.hpp"
 #include "kvlink/transport/ucx/worker.hpp"
 #include "kvlink/transport/waker.hpp"
@@ -39,6 +40,7 @@ struct Services {
   std::shared_ptr<transport::ucx::Worker> ucx;  // null where UCX is not used
   std::shared_ptr<transport::ChunkRouter> router;
   std::unique_ptr<transport::CopyThreads> copy_threads;
+  std::shared_ptr<transport::Faults> faults;  // null but in tests
 };
 
 }  // namespace kvlink::handoff
