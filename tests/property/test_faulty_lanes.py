@@ -2,13 +2,12 @@
 
 Each case draws a script for `kvlink.testing.inject_faults`, runs one handoff under it between two nodes of this
 process, and refills the blocks of either side the moment they are released, as an engine would.
-`KVLINK_FAULT_CASES` says how many cases a lane, `KVLINK_PROPERTY_SEED` which ones.
+`KVLINK_SOAK=1` runs 5,000 cases a lane in place of 100, `KVLINK_PROPERTY_SEED` says which.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -18,14 +17,14 @@ import hypothesis
 import pytest
 from helpers.markers import LANES, Lane, skip_unless_served
 from helpers.processes import wait_until
+from helpers.soak import SEED, rounds
 from helpers.tagged_pool import TaggedPool
 from hypothesis import strategies as st
 
 from kvlink import errors
 from kvlink.testing import FaultScript, inject_faults, remove_faults
 
-SEED = int(os.environ.get("KVLINK_PROPERTY_SEED", "20"))
-CASES_PER_LANE = int(os.environ.get("KVLINK_FAULT_CASES", "100"))
+CASES_PER_LANE = rounds(100, 5000)
 BLOCKS = 8
 BLOCK_BYTES = 256 << 10  # so that a handoff of six has three chunks
 #: A busy machine may keep the progress thread from the processor for so long; an outcome that waits for an event
@@ -110,7 +109,7 @@ class Sides:
         self.outcomes[type(pull.error).__name__] += 1
         if pull.outcome == "succeeded":
             for source_block, target_block in zip(from_blocks, to_blocks, strict=True):
-                self.target.tags[target_block] = self.source.tags[source_block]
+                self.target.expect(target_block, self.source.tags[source_block])
             self.target.check(to_blocks)
         # A lane like RC tells its errors late, and a cancelled one then drains.
         assert pull.wait_released(timeout_s=2 * case.script.error_after_s + SLACK_S), case
