@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers.markers import LANES, Lane
 from helpers.patterns import scattered
+from helpers.processes import spawn_worker
 from helpers.reusing_worker import Ended
 from helpers.soak import SEED, rounds
 
@@ -40,8 +40,7 @@ def processes() -> Iterator[Callable[[Lane], tuple[Worker, Worker]]]:
     def start(lane: Lane) -> tuple[Worker, Worker]:
         key = str(lane.env)
         if key not in started:
-            path = [str(Path(__file__).parents[1])]
-            source, target = (Worker(PROCESS, env=lane.env, python_path=path) for _ in range(2))
+            source, target = (spawn_worker(PROCESS, lane.env) for _ in range(2))
             started[key] = (source, target)
         return started[key]
 
