@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import threading
 import time
 from pathlib import Path
@@ -11,6 +14,7 @@ import numpy as np
 
 import kvlink
 from helpers.node_worker import NodeWorker
+from helpers.processes import wait_until
 from kvlink.testing import FaultScript, inject_faults
 
 OUTCOME_S = 20.0
@@ -84,9 +88,6 @@ class LoadedWorker(NodeWorker):
 
     def usage(self) -> dict[str, int]:
         """Descriptors, mappings and resident bytes of this process, its own garbage collected."""
-        import ctypes
-        import gc
-
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -95,6 +96,28 @@ class LoadedWorker(NodeWorker):
             "mappings": len(Path("/proc/self/maps").read_text().splitlines()),
             "resident": pages * 4096,
         }
+
+    def usage_once_not_above(self, before: dict[str, int]) -> dict[str, int]:
+        """The usage, once it is down to `before` or a moment has passed: what a peer has to close takes a while."""
+        with contextlib.suppress(AssertionError):
+            wait_until(
+                lambda: all(count <= before[what] for what, count in self.usage().items() if what != "resident"),
+                timeout_s=3,
+                what="as before",
+            )
+        return self.usage()
+
+    def reconnect(self, ticket: Any, block: int, name: str, *, times: int, require: str) -> int:
+        """Drop the peer and pull from it again, so many times; returns how many connections were made."""
+        connected = set()
+        for _ in range(times):
+            self._node.drop_peer(name)
+            wait_until(lambda: not self._node.peers(), timeout_s=5, what="the peer is dropped")
+            pull = self._node.pull(ticket, blocks=[block], require=require, deadline_s=OUTCOME_S)
+            pull.wait(timeout_s=OUTCOME_S)
+            assert pull.wait_released(timeout_s=OUTCOME_S)
+            connected.add(self._node.peers()[0]["peer"])
+        return len(connected)
 
     def forget_handles(self) -> None:
         """Let go of every handle."""
