@@ -8,6 +8,7 @@ void bind_plan(nanobind::module_& m);
 void bind_memory(nanobind::module_& m);
 void bind_ucx(nanobind::module_& m);
 void bind_handoff(nanobind::module_& m);
+void bind_faults(nanobind::module_& m);
 void bind_bench(nanobind::module_& m);
 
 /// The class name in kvlink/errors.py; bind_errors.cpp.

@@ -10,5 +10,6 @@ NB_MODULE(_native, m) {
   bind_memory(m);
   bind_ucx(m);
   bind_handoff(m);
+  bind_faults(m);
   bind_bench(m);
 }

@@ -312,6 +312,20 @@ class Handoff:
     def wait_released(self, *, timeout_s: float) -> bool:
         """Wait until the blocks are released; return whether they are."""
 
+class FaultCounts:
+    """What came of one script. Outlives the node."""
+
+    def read(self) -> dict[str, int]:
+        """Return the counts by name."""
+
+def inject_faults(engine: Engine, *, seed: int, delay_ms: float, drop: float, duplicate: float, reorder: bool, fail_after_bytes: int | None, no_resource: int, like_rc: bool, error_after_ms: float) -> FaultCounts:
+    """
+    For tests: make the transfers that start from now on go wrong by this script.
+    """
+
+def remove_faults(engine: Engine) -> None:
+    """For tests: transfers that start from now on go right again."""
+
 def memcpy_seconds(*, source: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], target: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], source_offsets: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], target_offsets: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], run_bytes: int) -> float:
     """
     Copy scattered runs with the C library's memcpy on this thread and return the seconds it took.

@@ -23,7 +23,12 @@ TESTS = Path(__file__).parents[1]
 
 def spawn_node_worker(env: Mapping[str, str] | None = None) -> Worker:
     """Start a process that obeys the methods of `helpers.node_worker.NodeWorker`."""
-    return Worker("helpers.node_worker:NodeWorker", env=env, python_path=[str(TESTS)])
+    return spawn_worker("helpers.node_worker:NodeWorker", env)
+
+
+def spawn_worker(factory: str, env: Mapping[str, str] | None = None) -> Worker:
+    """Start a process that makes an object of the tests' own helpers and obeys its methods."""
+    return Worker(factory, env=env, python_path=[str(TESTS)])
 
 
 class Pair:

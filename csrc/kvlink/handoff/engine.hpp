@@ -116,6 +116,10 @@ class Engine {
   [[nodiscard]] std::shared_ptr<Handoff> pull(PullOptions options);
   void cancel(const std::shared_ptr<Handoff>& handle);
 
+  /// For tests: transfers that start from now on go wrong by this script; without one, right again. Returns what is
+  /// counted of it.
+  std::shared_ptr<const transport::FaultCounts> inject_faults(const std::optional<transport::FaultScript>& script);
+
   [[nodiscard]] Holds::Count holds() const { return services_.holds->count(); }
   [[nodiscard]] const Counters& counters() const noexcept { return services_.counters; }
 

@@ -178,6 +178,7 @@ void Engine::finish_thread() {
   }
   drop_lost();
   pulls_.release_all();
+  services_.endpoints.clear();
   registrations_.clear();
   if (services_.ucx) poller_.forget(services_.ucx->event_fd());
   services_.ucx.reset();

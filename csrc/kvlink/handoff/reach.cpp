@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "kvlink/transport/faulty_receiver.hpp"
+#include "kvlink/transport/faulty_transfer.hpp"
+
 namespace kvlink::handoff {
 
 using transport::Lane;
@@ -75,12 +78,32 @@ const std::shared_ptr<transport::ucx::Endpoint>& Reach::endpoint(Services& servi
   }
   if (!endpoint_) {
     if (!services.ucx) throw Error(Code::lane_unavailable, "this node does not use UCX");
-    // Only mode `none` has shared-memory and CMA lanes; only mode `peer` survives a dead peer on a network.
-    const auto mode = facts_.same_host ? transport::ucx::FailureMode::none : transport::ucx::FailureMode::peer;
-    endpoint_ = std::make_shared<transport::ucx::Endpoint>(services.ucx, facts_.ucx_address, mode, peer);
+    endpoint_ = facts_.same_host ? kept_endpoint(services, peer) : open_endpoint(services, peer);
     transports_ = endpoint_->transports();
   }
   return endpoint_;
+}
+
+std::shared_ptr<transport::ucx::Endpoint> Reach::open_endpoint(Services& services, const std::string& peer) const {
+  // Only mode `none` has shared-memory and CMA lanes; only mode `peer` survives a dead peer on a network.
+  const auto mode = facts_.same_host ? transport::ucx::FailureMode::none : transport::ucx::FailureMode::peer;
+  return std::make_shared<transport::ucx::Endpoint>(services.ucx, facts_.ucx_address, mode, peer);
+}
+
+std::shared_ptr<transport::ucx::Endpoint> Reach::kept_endpoint(Services& services, const std::string& peer) const {
+  // UCX frees an endpoint in mode `none` that its peer has connected to only with the worker: closing it would leak a
+  // socket or mappings on both sides. So a peer that connects again gets the one that it had.
+  std::erase_if(services.endpoints, [](const auto& kept) { return kept.second->failed(); });
+  auto& kept = services.endpoints[facts_.ucx_address];
+  if (!kept) {
+    try {
+      kept = open_endpoint(services, peer);
+    } catch (...) {
+      services.endpoints.erase(facts_.ucx_address);
+      throw;
+    }
+  }
+  return kept;
 }
 
 std::shared_ptr<const transport::GetSource> Reach::get_source(Services& services, const std::string& peer) {
@@ -96,26 +119,45 @@ std::shared_ptr<const transport::GetSource> Reach::get_source(Services& services
   return get_;
 }
 
-Reach::Started Reach::make_transfer(Lane lane, std::shared_ptr<const plan::Plan> plan, Services& services,
-                                    const std::string& peer) {
+std::function<std::shared_ptr<transport::Transfer>(std::shared_ptr<const plan::Plan>)> Reach::one_sided(
+    Lane lane, Services& services, const std::string& peer) {
   switch (lane) {
     case Lane::mapped:
-      return {transport::make_mapped_transfer(std::move(plan), mapped_, services.memory, *services.copy_threads,
-                                              services.waker),
-              nullptr};
+      return [source = mapped_, &services](std::shared_ptr<const plan::Plan> plan) {
+        return transport::make_mapped_transfer(std::move(plan), source, services.memory, *services.copy_threads,
+                                               services.waker);
+      };
     case Lane::vectored:
-      return {transport::make_vectored_transfer(std::move(plan), vectored_, services.memory, *services.copy_threads,
-                                                services.waker),
-              nullptr};
+      return [source = vectored_, &services](std::shared_ptr<const plan::Plan> plan) {
+        return transport::make_vectored_transfer(std::move(plan), source, services.memory, *services.copy_threads,
+                                                 services.waker);
+      };
     case Lane::get:
-      return {transport::make_get_transfer(std::move(plan), get_source(services, peer), services.memory, {}), nullptr};
-    case Lane::staged: {
-      auto receiver = transport::StagedReceiver::create(std::move(plan), services.memory, kWindowChunks,
-                                                        *services.copy_threads, services.waker);
-      return {receiver, receiver};
-    }
+      return [source = get_source(services, peer), &services](std::shared_ptr<const plan::Plan> plan) {
+        return transport::make_get_transfer(std::move(plan), source, services.memory, {});
+      };
+    case Lane::staged:
+      break;
   }
   throw Error(Code::lane_unavailable, "no such lane");
+}
+
+Reach::Started Reach::make_transfer(Lane lane, std::shared_ptr<const plan::Plan> plan, Services& services,
+                                    const std::string& peer) {
+  if (lane == Lane::staged) {
+    const std::uint64_t bytes = plan->total_bytes();
+    auto receiver = transport::StagedReceiver::create(std::move(plan), services.memory, kWindowChunks,
+                                                      *services.copy_threads, services.waker);
+    if (services.faults) {
+      receiver = std::make_shared<transport::FaultyReceiver>(std::move(receiver), bytes, services.faults);
+    }
+    return {receiver, receiver};
+  }
+  auto make = one_sided(lane, services, peer);
+  if (services.faults) {
+    return {std::make_shared<transport::FaultyTransfer>(std::move(plan), std::move(make), services.faults), nullptr};
+  }
+  return {make(std::move(plan)), nullptr};
 }
 
 std::shared_ptr<transport::StagedSender> Reach::make_sender(std::shared_ptr<const plan::Plan> plan,

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -70,7 +71,14 @@ class Reach {
  private:
   [[nodiscard]] std::string open_lane(transport::Lane lane, bool has_ucx);
   [[nodiscard]] const std::shared_ptr<transport::ucx::Endpoint>& endpoint(Services& services, const std::string& peer);
+  [[nodiscard]] std::shared_ptr<transport::ucx::Endpoint> open_endpoint(Services& services,
+                                                                        const std::string& peer) const;
+  [[nodiscard]] std::shared_ptr<transport::ucx::Endpoint> kept_endpoint(Services& services,
+                                                                        const std::string& peer) const;
   [[nodiscard]] std::shared_ptr<const transport::GetSource> get_source(Services& services, const std::string& peer);
+  /// What makes the transfers of a lane in which the source has no part. Throws as `make_transfer`.
+  [[nodiscard]] std::function<std::shared_ptr<transport::Transfer>(std::shared_ptr<const plan::Plan>)> one_sided(
+      transport::Lane lane, Services& services, const std::string& peer);
 
   SourceFacts facts_;
   std::vector<transport::Lane> lanes_;

@@ -2,15 +2,20 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <vector>
 
 #include "kvlink/handoff/handoff.hpp"
 #include "kvlink/handoff/holds.hpp"
 #include "kvlink/ids.hpp"
 #include "kvlink/transport/chunk_router.hpp"
 #include "kvlink/transport/copy_threads.hpp"
+#include "kvlink/transport/fault_script.hpp"
 #include "kvlink/transport/local_memory.hpp"
+#include "kvlink/transport/ucx/endpoint.hpp"
 #include "kvlink/transport/ucx/worker.hpp"
 #include "kvlink/transport/waker.hpp"
 
@@ -37,8 +42,11 @@ struct Services {
   Counters counters;
   transport::Waker waker;
   std::shared_ptr<transport::ucx::Worker> ucx;  // null where UCX is not used
+  /// To nodes of this host, by their address; they outlive connections. Progress thread. Cleared before `ucx`.
+  std::map<std::vector<std::byte>, std::shared_ptr<transport::ucx::Endpoint>> endpoints;
   std::shared_ptr<transport::ChunkRouter> router;
   std::unique_ptr<transport::CopyThreads> copy_threads;
+  std::shared_ptr<transport::Faults> faults;  // null but in tests
 };
 
 }  // namespace kvlink::handoff

@@ -1,8 +1,4 @@
-"""What tests of engine adapters need: tagged KV elements, and worker processes that always end.
-
-Needs NumPy. Elements are tagged with their global coordinate, so that a copy which lands in
-the wrong layer, block, token, head or dim is told apart from a right one.
-"""
+"""Worker processes that make one object, obey calls of its methods, and always end."""
 
 from __future__ import annotations
 
@@ -18,107 +14,19 @@ import sys
 import tempfile
 import traceback
 import weakref
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from kvlink import errors
 
-__all__ = ["Worker", "WorkerFailed", "check_tokens", "fill_tokens"]
+__all__ = ["Worker", "WorkerFailed", "serve"]
 
 #: Reaping takes a moment even after SIGKILL: the kernel unmaps the worker's pools first.
 _REAP_TIMEOUT_S = 30.0
 _STDERR_TAIL_BYTES = 8192
 
 _live_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
-
-
-def fill_tokens(
-    tensors: Mapping[str, Any], *, axes: str, blocks: Sequence[int], num_tokens: int, seed: int = 0
-) -> None:
-    """Write a tag of its coordinate into every element of tokens ``[0, num_tokens)``.
-
-    Takes the same `tensors` and `axes` as ``KVCache.from_tensors``; values must be writable
-    through NumPy (view bfloat16 or fp8 torch tensors as integers of the same size first).
-    Tokens in holes (``-1``) are left alone.
-    """
-    for layer, component, array in _components(tensors, axes):
-        for token, block, offset in _tokens(array, blocks, range(num_tokens)):
-            array[block, offset] = _tags(array, layer=layer, component=component, token=token, seed=seed)
-
-
-def check_tokens(
-    tensors: Mapping[str, Any],
-    *,
-    axes: str,
-    blocks: Sequence[int],
-    num_tokens: int,
-    skip_tokens: int = 0,
-    seed: int = 0,
-) -> None:
-    """Compare tokens ``[skip_tokens, num_tokens)`` with what `fill_tokens` wrote for the same seed.
-
-    `blocks` is the table of the side that is checked; holes (``-1``) are not compared.
-
-    Raises
-    ------
-    AssertionError
-        Names the layer, component, token, head and dim of the first wrong element, and how
-        many elements of that token are wrong.
-    """
-    for layer, component, array in _components(tensors, axes):
-        for token, block, offset in _tokens(array, blocks, range(skip_tokens, num_tokens)):
-            found = _as_bits(array[block, offset])
-            expected = _as_bits(_tags(array, layer=layer, component=component, token=token, seed=seed))
-            wrong = np.argwhere(found != expected)
-            if len(wrong):
-                head, dim = (int(index) for index in wrong[0])
-                raise AssertionError(
-                    f"layer {layer!r} component {component} token {token} (block {block}, offset {offset}) "
-                    f"head {head} dim {dim}: found {found[head, dim]:#x}, expected {expected[head, dim]:#x}; "
-                    f"{len(wrong)} of {found.size} elements of this token are wrong"
-                )
-
-
-def _components(tensors: Mapping[str, Any], axes: str) -> list[tuple[str, str, npt.NDArray[Any]]]:
-    """Return views of every K and V, with dimensions ordered ``block token head dim``."""
-    names = axes.split()
-    found = []
-    for layer, value in tensors.items():
-        apart = value if isinstance(value, Mapping) else None
-        if apart is None:
-            fused = np.moveaxis(np.asarray(value), names.index("kv"), 0)
-            apart = {"k": fused[0], "v": fused[1]}
-        inner = [name for name in names if name != "kv"]
-        order = [inner.index(name) for name in ("block", "token", "head", "dim")]
-        found += [(layer, component, np.asarray(array).transpose(order)) for component, array in apart.items()]
-    return found
-
-
-def _tokens(array: npt.NDArray[Any], blocks: Sequence[int], tokens: range) -> list[tuple[int, int, int]]:
-    block_tokens = array.shape[1]
-    placed = [(token, int(blocks[token // block_tokens]), token % block_tokens) for token in tokens]
-    return [entry for entry in placed if entry[1] >= 0]
-
-
-def _tags(array: npt.NDArray[Any], *, layer: str, component: str, token: int, seed: int) -> npt.NDArray[Any]:
-    """One tag per (head, dim), as elements of the array's own type."""
-    _, _, heads, dims = array.shape
-    start = zlib.crc32(f"{seed}/{layer}/{component}/{token}".encode())
-    index = np.arange(heads * dims, dtype=np.uint64).reshape(heads, dims)
-    mixed = (index + np.uint64(start)) * np.uint64(0x9E3779B97F4A7C15)  # wraps: a multiplicative hash
-    mixed ^= mixed >> np.uint64(29)
-    bits: npt.NDArray[Any] = mixed.astype(np.dtype(f"u{array.dtype.itemsize}"))
-    return bits.view(array.dtype)
-
-
-def _as_bits(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Compare bit patterns: a tag may be a NaN, which is unequal to itself."""
-    return np.ascontiguousarray(array).view(np.dtype(f"u{array.dtype.itemsize}"))
 
 
 class WorkerFailed(AssertionError):
@@ -147,7 +55,11 @@ class Worker:
         self._pipe, theirs = multiprocessing.Pipe()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
         self._process = subprocess.Popen(
-            [sys.executable, "-c", f"import kvlink.testing as t; t._serve({theirs.fileno()}, {list(python_path)!r})"],
+            [
+                sys.executable,
+                "-c",
+                f"import kvlink.testing.worker as w; w.serve({theirs.fileno()}, {list(python_path)!r})",
+            ],
             pass_fds=[theirs.fileno()],
             env={**os.environ, **(env or {})},
             stdin=subprocess.DEVNULL,
@@ -252,7 +164,7 @@ class Worker:
         return self._process.wait(timeout=_REAP_TIMEOUT_S)
 
     def _stacks(self) -> str:
-        """Ask for the stacks of all threads (`_serve` installs the handler) and return the error output."""
+        """Ask for the stacks of all threads (`serve` installs the handler) and return the error output."""
         if self._process.poll() is None:
             before = self._stderr.seek(0, os.SEEK_END)
             os.kill(self.pid, signal.SIGUSR1)
@@ -284,7 +196,7 @@ def _describe(error: BaseException) -> tuple[str, str, dict[str, Any], str]:
     return type(error).__name__, str(error), attributes, traceback.format_exc()
 
 
-def _serve(pipe_fd: int, python_path: Sequence[str]) -> None:
+def serve(pipe_fd: int, python_path: Sequence[str]) -> None:
     """Run the worker's side: make the object, then obey calls until the pipe ends."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     sys.path.extend(python_path)

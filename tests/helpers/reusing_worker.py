@@ -1,0 +1,106 @@
+"""What runs inside a worker process of the tests of abort: blocks are refilled the moment that they are released."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from helpers.tagged_pool import TaggedPool
+from kvlink.testing import FaultScript, inject_faults
+
+RELEASED_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How one side of a round ended. `words` counts what lay in the target's blocks when they were released,
+    and whether the abort came between the first and the last byte."""
+
+    error: str | None
+    held: dict[str, int]
+    counters: dict[str, int]
+    words: Counter[str]
+
+
+class ReusingWorker:
+    """One side of rounds of offers, pulls and aborts in a pool with hardly more blocks than one handoff has."""
+
+    def open(self, **options: Any) -> None:
+        """Start the node."""
+        self.pool = TaggedPool(**options)
+        self._tag = 0
+
+    def offer(self, blocks: Sequence[int], **options: Any) -> tuple[dict[str, Any], list[int]]:
+        """Offer blocks; returns the ticket and what they are filled with."""
+        self.pool.check()
+        self.offered, self._blocks = self.pool.node.offer(blocks=list(blocks), **options), blocks
+        return self.offered.ticket, [self.pool.tags[block] for block in blocks]
+
+    def finish_offer(self, *, cancel_after_s: float | None, first_tag: int) -> Ended:
+        """Cancel the offer at that time, or wait for its end; then refill at once."""
+        if cancel_after_s is not None:
+            _spin(cancel_after_s)
+            self.offered.cancel()
+        assert self.offered.wait_released(timeout_s=RELEASED_S), self.offered
+        self.pool.fill(self._blocks, first_tag=first_tag)
+        return self._ended(self.offered, Counter())
+
+    def pull(
+        self,
+        ticket: Any,
+        blocks: Sequence[int],
+        *,
+        source_tags: Sequence[int],
+        cancel_after_s: float | None,
+        from_first_byte: bool,
+        first_tag: int,
+        script: FaultScript,
+        **options: Any,
+    ) -> Ended:
+        """Pull, cancel at that time if one is given, look at what came once it is released, then refill at once.
+
+        The time counts from the pull, or from when its first byte is seen.
+        """
+        self.pool.check()
+        counted = inject_faults(self.pool.node, script)
+        handle = self.pool.node.pull(ticket, blocks=list(blocks), **options)
+        while from_first_byte and handle.outcome is None and not self.pool.touched(blocks):
+            pass
+        if cancel_after_s is not None:
+            _spin(cancel_after_s)
+            handle.cancel()
+        assert handle.wait_released(timeout_s=RELEASED_S), handle
+        words = Counter(midway=counted.read()["midway"])
+        for block, tag in zip(blocks, source_tags, strict=True):
+            words["came"] += self.pool.holding(block, tag)
+            words["stayed"] += self.pool.holding(block, self.pool.tags[block])
+            words["all"] += self.pool.blocks[block].size
+        self.pool.fill(blocks, first_tag=first_tag)
+        return self._ended(handle, words)
+
+    def check(self) -> None:
+        """Compare every byte with what was last put there on purpose."""
+        self.pool.check()
+
+    def close(self) -> None:
+        """Close the node."""
+        self.pool.close()
+
+    def _ended(self, handle: Any, words: Counter[str]) -> Ended:
+        error = handle.error
+        return Ended(
+            error=None if error is None else type(error).__name__,
+            held=self.pool.node.holds(),
+            counters=self.pool.node.counters(),
+            words=words,
+        )
+
+
+def _spin(seconds: float) -> None:
+    """Wait for less than the kernel's timers can."""
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        pass
