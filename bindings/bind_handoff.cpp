@@ -91,13 +91,14 @@ struct Handle {
 std::shared_ptr<Engine> make_engine(const nb::bytes& epoch, const std::vector<GroupNumbers>& groups,
                                     const std::vector<std::pair<std::uintptr_t, std::uint64_t>>& regions,
                                     std::shared_ptr<transport::ucx::Context> ucx, unsigned copy_threads,
-                                    std::uint32_t max_handoffs) {
+                                    std::uint32_t max_handoffs, std::int64_t lease_cap_ms) {
   kvlink::handoff::EngineOptions options{.epoch = epoch_of(epoch),
                                          .groups = {},
                                          .regions = {},
                                          .ucx = std::move(ucx),
                                          .copy_threads = copy_threads,
-                                         .max_handoffs = max_handoffs};
+                                         .max_handoffs = max_handoffs,
+                                         .lease_cap_ms = lease_cap_ms};
   for (const auto& [name, num_blocks, block_tokens, window, slots, pool] : groups) {
     if (block_tokens == 0) throw Error(Code::invalid_argument, "group '" + name + "' has blocks of no tokens");
     options.groups.push_back({.name = name,
@@ -268,7 +269,8 @@ nb::dict phases_of(const Handle& handle) {
 void bind_engine(nb::module_& m) {
   nb::class_<Engine>(m, "Engine", "The native node. Thread-safe; every call but `close` returns at once.")
       .def(nb::new_(&make_engine), nb::kw_only(), "epoch"_a, "groups"_a, "regions"_a, "ucx"_a.none(), "copy_threads"_a,
-           "max_handoffs"_a, "Start the threads. `regions` are (address, nbytes), borrowed until `close` has returned.")
+           "max_handoffs"_a, "lease_cap_ms"_a,
+           "Start the threads. `regions` are (address, nbytes), borrowed until `close` has returned.")
       .def(
           "close", [](Engine& engine, double deadline_s) { engine.close(nanoseconds(deadline_s)); }, nb::kw_only(),
           "deadline_s"_a, nb::call_guard<nb::gil_scoped_release>(),

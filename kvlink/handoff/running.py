@@ -190,5 +190,6 @@ def start_engine(cache: KVCache, epoch: bytes, settings: NodeSettings, *, listen
         ucx=open_ucx(listen_host=listen_host),
         copy_threads=settings.copy_threads,
         max_handoffs=settings.limits.max_handoffs,
+        lease_cap_ms=int(settings.limits.lease_cap_s * 1000),
     )
     return cast("NativeEngine", engine)  # the generated stub says `object` where this says more

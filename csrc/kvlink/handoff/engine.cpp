@@ -22,7 +22,11 @@ constexpr std::uint64_t kLongestMs = 7ULL * 24 * 3600 * 1000;
 }  // namespace
 
 Engine::Engine(EngineOptions options)
-    : offers_(services_), pulls_(services_), max_handoffs_(options.max_handoffs), next_peer_(kFirstPeer) {
+    : offers_(services_),
+      pulls_(services_),
+      max_handoffs_(options.max_handoffs),
+      lease_cap_ms_(options.lease_cap_ms),
+      next_peer_(kFirstPeer) {
   services_.epoch = options.epoch;
   services_.bells = std::make_shared<Bells>();
   services_.memory = std::make_shared<transport::LocalMemory>(options.regions);
@@ -236,6 +240,8 @@ std::shared_ptr<Handoff> Engine::offer(OfferOptions options) {
                .blocks = std::move(blocks),
                .num_tokens = options.num_tokens,
                .expires_ns = expires_ns,
+               .ttl_ms = options.ttl_ms,
+               .cap_ns = expires_ns + std::max<std::int64_t>(0, lease_cap_ms_ - options.ttl_ms) * kNsPerMs,
                .readers = options.readers,
                .payload = std::move(options.payload)});
   return handle;
