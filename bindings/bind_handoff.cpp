@@ -91,7 +91,8 @@ struct Handle {
 std::shared_ptr<Engine> make_engine(const nb::bytes& epoch, const std::vector<GroupNumbers>& groups,
                                     const std::vector<std::pair<std::uintptr_t, std::uint64_t>>& regions,
                                     std::shared_ptr<transport::ucx::Context> ucx, unsigned copy_threads,
-                                    std::uint32_t max_handoffs, const std::pair<std::uint64_t, std::uint64_t>& windows,
+                                    std::uint32_t max_handoffs, std::int64_t lease_cap_ms,
+                                    const std::pair<std::uint64_t, std::uint64_t>& windows,
                                     const std::shared_ptr<Engine>& bells_of) {
   kvlink::handoff::EngineOptions options{.epoch = epoch_of(epoch),
                                          .groups = {},
@@ -99,6 +100,7 @@ std::shared_ptr<Engine> make_engine(const nb::bytes& epoch, const std::vector<Gr
                                          .ucx = std::move(ucx),
                                          .copy_threads = copy_threads,
                                          .max_handoffs = max_handoffs,
+                                         .lease_cap_ms = lease_cap_ms,
                                          .window = {.peer_bytes = windows.first, .node_bytes = windows.second},
                                          .bells = bells_of ? bells_of->bells() : nullptr};
   for (const auto& [name, num_blocks, block_tokens, window, slots, pool] : groups) {
@@ -271,7 +273,7 @@ nb::dict phases_of(const Handle& handle) {
 void bind_engine(nb::module_& m) {
   nb::class_<Engine>(m, "Engine", "The native node. Thread-safe; every call but `close` returns at once.")
       .def(nb::new_(&make_engine), nb::kw_only(), "epoch"_a, "groups"_a, "regions"_a, "ucx"_a.none(), "copy_threads"_a,
-           "max_handoffs"_a, "windows"_a, "bells_of"_a.none() = nb::none(),
+           "max_handoffs"_a, "lease_cap_ms"_a, "windows"_a, "bells_of"_a.none() = nb::none(),
            "Start the threads. `regions` are (address, nbytes), borrowed until `close` has returned. `windows` are the "
            "bytes that may be on their way here, from one peer and from all. `bells_of` is the engine before this one.")
       .def(

@@ -259,6 +259,7 @@ def start_engine(
         ucx=open_ucx(listen_host=listen_host),
         copy_threads=settings.copy_threads,
         max_handoffs=limits.max_handoffs,
+        lease_cap_ms=int(limits.lease_cap_s * 1000),
         windows=(limits.peer_window_bytes, limits.node_window_bytes),
         bells_of=cast("_native.Engine | None", before),
     )

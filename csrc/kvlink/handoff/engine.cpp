@@ -25,6 +25,7 @@ Engine::Engine(EngineOptions options)
     : offers_(services_),
       pulls_(services_, options.window),
       max_handoffs_(options.max_handoffs),
+      lease_cap_ms_(options.lease_cap_ms),
       next_peer_(kFirstPeer) {
   services_.epoch = options.epoch;
   services_.bells = options.bells ? std::move(options.bells) : std::make_shared<Bells>();
@@ -256,6 +257,8 @@ std::shared_ptr<Handoff> Engine::offer(OfferOptions options) {
                .blocks = std::move(blocks),
                .num_tokens = options.num_tokens,
                .expires_ns = expires_ns,
+               .ttl_ms = options.ttl_ms,
+               .cap_ns = expires_ns + std::max<std::int64_t>(0, lease_cap_ms_ - options.ttl_ms) * kNsPerMs,
                .readers = options.readers,
                .payload = std::move(options.payload)});
   return handle;

@@ -31,6 +31,7 @@ struct EngineOptions {
   std::shared_ptr<transport::ucx::Context> ucx;  // null: only the lanes of one host
   unsigned copy_threads{1};
   std::uint32_t max_handoffs{4096};
+  std::int64_t lease_cap_ms{300'000};  // readers extend no offer past this age; one that lasts longer, not at all
   WindowLimits window{};
   std::shared_ptr<const Bells> bells;  // of the engine before, so that descriptors outlive it; null: new ones
 };
@@ -154,6 +155,7 @@ class Engine {
   OfferBook offers_;
   PullBook pulls_;
   const std::uint32_t max_handoffs_;
+  const std::int64_t lease_cap_ms_;
   std::atomic<std::uint64_t> next_sequence_{1};
   std::atomic<std::uint32_t> next_attempt_{1};
   std::atomic<std::uint64_t> next_peer_;

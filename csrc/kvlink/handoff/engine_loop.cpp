@@ -93,7 +93,7 @@ void Engine::dispatch(const PeerPtr& from, const Header& header, std::span<const
     from->lost = Failure{Code::protocol_error, std::string("the peer sent a malformed ") + what};
   };
   const bool for_source = header.kind == Kind::claim || header.kind == Kind::fetch || header.kind == Kind::credit ||
-                          header.kind == Kind::confirm || header.kind == Kind::cancel;
+                          header.kind == Kind::confirm || header.kind == Kind::cancel || header.kind == Kind::renew;
   if (for_source != reads_us) return bad("message: it is not its part to send it");
   switch (header.kind) {
     case Kind::claim:
@@ -110,6 +110,9 @@ void Engine::dispatch(const PeerPtr& from, const Header& header, std::span<const
       return bad("CONFIRM");
     case Kind::cancel:
       return offers_.on_cancel(from, attempt);
+    case Kind::renew:
+      if (const auto renewals = parse_renew(body)) return offers_.on_renew(from, *renewals, now_ns());
+      return bad("RENEW");
     case Kind::grant:
       if (auto grant = parse_grant(body)) return pulls_.on_grant(from, attempt, std::move(*grant));
       return bad("GRANT");

@@ -7,6 +7,21 @@
 namespace kvlink::handoff {
 namespace {
 
+void write_attempt(FrameWriter& out, const AttemptId& attempt) {
+  out.bytes(std::as_bytes(std::span(attempt.handoff.epoch)));
+  out.number(attempt.handoff.sequence);
+  out.number(attempt.attempt);
+}
+
+[[nodiscard]] AttemptId read_attempt(FrameReader& from) noexcept {
+  AttemptId attempt;
+  const auto epoch = from.bytes(sizeof(Epoch));
+  if (!epoch.empty()) std::memcpy(attempt.handoff.epoch.data(), epoch.data(), sizeof(Epoch));
+  attempt.handoff.sequence = from.number<std::uint64_t>();
+  attempt.attempt = from.number<std::uint32_t>();
+  return attempt;
+}
+
 /// Writes a header with its length still open, and fills the length in when the body is complete.
 class Frame {
  public:
@@ -15,9 +30,7 @@ class Frame {
     body.number(static_cast<std::uint8_t>(kind));
     body.number(kDialect);
     body.number(std::uint16_t{0});
-    body.bytes(std::as_bytes(std::span(attempt.handoff.epoch)));
-    body.number(attempt.handoff.sequence);
-    body.number(attempt.attempt);
+    write_attempt(body, attempt);
     body.number(std::uint32_t{0});
   }
   ~Frame() {
@@ -36,7 +49,7 @@ class Frame {
 };
 
 [[nodiscard]] bool is_kind(std::uint8_t number) noexcept {
-  return number >= static_cast<std::uint8_t>(Kind::claim) && number <= static_cast<std::uint8_t>(Kind::cancel);
+  return number >= static_cast<std::uint8_t>(Kind::claim) && number <= static_cast<std::uint8_t>(Kind::renew);
 }
 
 [[nodiscard]] bool is_code(std::uint8_t number) noexcept {
@@ -53,10 +66,7 @@ std::optional<Header> parse_header(std::span<const std::byte, kHeaderBytes> byte
   const auto kind = reader.number<std::uint8_t>();
   header.dialect = reader.number<std::uint8_t>();
   (void)reader.number<std::uint16_t>();
-  const auto epoch = reader.bytes(sizeof(Epoch));
-  std::memcpy(header.attempt.handoff.epoch.data(), epoch.data(), sizeof(Epoch));
-  header.attempt.handoff.sequence = reader.number<std::uint64_t>();
-  header.attempt.attempt = reader.number<std::uint32_t>();
+  header.attempt = read_attempt(reader);
   if (!is_kind(kind) || header.dialect != kDialect || header.body_bytes > kMaxBodyBytes) return std::nullopt;
   header.kind = static_cast<Kind>(kind);
   return header;
@@ -155,6 +165,28 @@ std::optional<Fetch> parse_fetch(std::span<const std::byte> body) {
     if (count != 0) std::memcpy(pieces.data(), data.data(), data.size());
   }
   return reader.complete() ? std::optional(std::move(fetch)) : std::nullopt;
+}
+
+void write_renew(std::vector<std::byte>& out, std::span<const Renewal> renewals) {
+  Frame frame(out, Kind::renew, {});
+  frame.body.number(static_cast<std::uint32_t>(renewals.size()));
+  for (const Renewal& renewal : renewals) {
+    write_attempt(frame.body, renewal.attempt);
+    frame.body.number(renewal.lease_ms);
+  }
+}
+
+std::optional<std::vector<Renewal>> parse_renew(std::span<const std::byte> body) {
+  constexpr std::size_t kRenewalBytes = 32;
+  FrameReader reader(body);
+  const auto count = reader.number<std::uint32_t>();
+  if (!reader.ok() || count > kMaxRenewals || reader.remaining() != count * kRenewalBytes) return std::nullopt;
+  std::vector<Renewal> renewals(count);
+  for (Renewal& renewal : renewals) {
+    renewal.attempt = read_attempt(reader);
+    renewal.lease_ms = reader.number<std::uint32_t>();
+  }
+  return renewals;
 }
 
 void write_number(std::vector<std::byte>& out, Kind kind, const AttemptId& attempt, std::uint64_t number) {

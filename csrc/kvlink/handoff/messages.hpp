@@ -24,6 +24,7 @@ enum class Kind : std::uint8_t {
   confirm = 6,  // target to source: I have read everything
   valid = 7,    // source to target: the grant never lapsed, so what you read is right
   cancel = 8,   // target to source: I gave up
+  renew = 9,    // target to source: I still read these; one frame a tick for all of them
 };
 
 inline constexpr std::uint8_t kDialect = 1;
@@ -33,6 +34,9 @@ inline constexpr std::uint32_t kMaxBodyBytes = 16U << 20U;
 inline constexpr std::size_t kMaxPayloadBytes = 4U << 20U;
 inline constexpr std::size_t kMaxGroups = 64;
 inline constexpr std::size_t kMaxMessageText = 1024;
+
+/// More than a node can have live handoffs, and a frame takes them.
+inline constexpr std::uint32_t kMaxRenewals = 1U << 19U;
 
 struct Header {
   std::uint32_t body_bytes{};
@@ -71,6 +75,11 @@ struct Fetch {
   std::vector<std::vector<FetchPiece>> pieces;  // one list a group
 };
 
+struct Renewal {
+  AttemptId attempt;
+  std::uint32_t lease_ms{};  // that it asks for, counted from receipt
+};
+
 /// Parses a header. Nothing if the kind or dialect is unknown or the body is longer than allowed.
 [[nodiscard]] std::optional<Header> parse_header(std::span<const std::byte, kHeaderBytes> bytes) noexcept;
 
@@ -79,6 +88,8 @@ void write_claim(std::vector<std::byte>& out, const AttemptId& attempt, const Cl
 void write_grant(std::vector<std::byte>& out, const AttemptId& attempt, const Grant& grant);
 void write_refuse(std::vector<std::byte>& out, const AttemptId& attempt, const Failure& failure);
 void write_fetch(std::vector<std::byte>& out, const AttemptId& attempt, const Fetch& fetch);
+/// The header names no attempt: the body does.
+void write_renew(std::vector<std::byte>& out, std::span<const Renewal> renewals);
 void write_number(std::vector<std::byte>& out, Kind kind, const AttemptId& attempt, std::uint64_t number);
 void write_empty(std::vector<std::byte>& out, Kind kind, const AttemptId& attempt);
 
@@ -87,6 +98,7 @@ void write_empty(std::vector<std::byte>& out, Kind kind, const AttemptId& attemp
 [[nodiscard]] std::optional<Grant> parse_grant(std::span<const std::byte> body);
 [[nodiscard]] std::optional<Refuse> parse_refuse(std::span<const std::byte> body);
 [[nodiscard]] std::optional<Fetch> parse_fetch(std::span<const std::byte> body);
+[[nodiscard]] std::optional<std::vector<Renewal>> parse_renew(std::span<const std::byte> body);
 [[nodiscard]] std::optional<std::uint64_t> parse_number(std::span<const std::byte> body);
 
 }  // namespace kvlink::handoff

@@ -1,28 +1,16 @@
 #include "kvlink/handoff/offer_book.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 
 #include "kvlink/clock.hpp"
-#include "kvlink/handoff/source_plan.hpp"
 
 namespace kvlink::handoff {
 namespace {
 
 /// An end is remembered for this many offers, so that a late claim learns why it comes too late.
 constexpr std::size_t kRetiredLimit = 65'536;
-/// Claims that may wait for their offers, over all peers, and for how long at most.
-constexpr std::size_t kParkedLimit = 4'096;
-constexpr std::int64_t kLongestParkMs = 60'000;
-
-[[nodiscard]] std::uint32_t remaining_ms(std::int64_t deadline_ns, std::int64_t now) noexcept {
-  const std::int64_t left = std::max<std::int64_t>(0, (deadline_ns - now) / kNsPerMs);
-  return static_cast<std::uint32_t>(std::min<std::int64_t>(left, std::numeric_limits<std::uint32_t>::max()));
-}
-
-void refuse(Peer& peer, const AttemptId& attempt, const Failure& failure) {
-  if (peer.channel) write_refuse(peer.channel->outbox(), attempt, failure);
-}
 
 }  // namespace
 
@@ -45,25 +33,8 @@ void OfferBook::adopt_added() {
 
 void OfferBook::adopt(OfferRequest request) {
   const HandoffId id = request.handle->id().handoff;
-  const bool again = offers_.contains(id) || retired_.contains(id);
-  const std::int64_t expires_ns = request.expires_ns;
-  if (again) {
-    services_.holds->release_shared(request.blocks);
-    services_.counters.live.fetch_sub(1);
-    Result result;
-    result.failure = Failure{Code::invalid_argument, "offer " + text_of(id) + ": this ticket was offered here before"};
-    request.handle->settle(std::move(result));
-    request.handle->release();
-    return;
-  }
-  leases_.emplace(expires_ns, id);
-  offers_.emplace(id, Offer{.request = std::move(request), .lane = {}, .grants = {}});
-  std::deque<Parked> waited;
-  for (Parked& parked : parked_) {
-    if (parked.attempt.handoff == id) waited.push_back(parked);
-  }
-  std::erase_if(parked_, [&](const Parked& parked) { return parked.attempt.handoff == id; });
-  for (const Parked& parked : waited) on_claim(parked.peer, parked.attempt, parked.claim);
+  Offer offer{.at = At::none, .request = std::move(request), .validated = 0, .bytes = 0, .lane = {}, .grants = {}};
+  step_offer(offer, On::offer, {.attempt = {.handoff = id, .attempt = 0}});
 }
 
 OfferBook::Offers::iterator OfferBook::find(const HandoffId& id) {
@@ -74,28 +45,11 @@ OfferBook::Offers::iterator OfferBook::find(const HandoffId& id) {
   return offers_.find(id);
 }
 
-bool OfferBook::park(const PeerPtr& peer, const AttemptId& attempt, const Claim& claim) {
-  // Ids of this node's own are known before their tickets leave; only a mint's may come ahead of their offers.
-  if (attempt.handoff.epoch == services_.epoch || retired_.contains(attempt.handoff)) return false;
-  if (parked_.size() >= kParkedLimit) return false;
-  parked_.push_back({.peer = peer,
-                     .attempt = attempt,
-                     .claim = claim,
-                     .until_ns = now_ns() + std::min<std::int64_t>(claim.remaining_ms, kLongestParkMs) * kNsPerMs});
-  return true;
-}
-
-bool OfferBook::forget_parked(std::int64_t now) {
-  std::deque<Parked> late;
-  for (Parked& parked : parked_) {
-    if (parked.until_ns <= now) late.push_back(parked);
-  }
-  std::erase_if(parked_, [&](const Parked& parked) { return parked.until_ns <= now; });
-  for (const Parked& parked : late) {
-    services_.counters.refused_claims.fetch_add(1);
-    refuse(*parked.peer, parked.attempt, why_unknown(parked.attempt.handoff));
-  }
-  return !late.empty();
+std::deque<OfferBook::Parked> OfferBook::take_parked(const std::function<bool(const Parked&)>& test) {
+  std::deque<Parked> taken;
+  std::ranges::copy_if(parked_, std::back_inserter(taken), test);
+  if (!taken.empty()) std::erase_if(parked_, test);
+  return taken;
 }
 
 Failure OfferBook::why_unknown(const HandoffId& id) const {
@@ -123,72 +77,42 @@ void OfferBook::remember(const HandoffId& id, Code why) {
   retired_order_.pop_front();
 }
 
-std::optional<Failure> OfferBook::why_refused(const Offer& offer, const Claim& claim) const {
-  if (claim.end_token > offer.request.num_tokens) {
-    return Failure{Code::not_offered, "tokens up to " + std::to_string(claim.end_token) + " were claimed, " +
-                                          std::to_string(offer.request.num_tokens) + " are offered"};
+OfferBook::Grant* OfferBook::nearest(Offer& offer, const News& news) {
+  Grant* near = nullptr;
+  for (Grant& grant : offer.grants) {
+    if (grant.peer == news.peer && grant.attempt == news.attempt) return &grant;
+    near = &grant;
   }
-  if (offer.validated + offer.grants.size() >= offer.request.readers) {
-    return Failure{Code::already_claimed,
-                   "the offer has " + std::to_string(offer.request.readers) +
-                       " reader(s) and all of them have claimed it; offer with readers=n for more"};
-  }
-  return std::nullopt;
+  return near;
+}
+
+void OfferBook::on_message(On event, News news) {
+  const auto found = find(news.attempt.handoff);
+  Offer* const offer = found == offers_.end() ? nullptr : &found->second;
+  Grant* const grant = offer == nullptr ? nullptr : nearest(*offer, news);
+  step_grant(offer, grant, grant == nullptr ? At::none : grant->at, event, news);
 }
 
 void OfferBook::on_claim(const PeerPtr& peer, const AttemptId& attempt, const Claim& claim) {
+  const News news{.peer = peer, .attempt = attempt, .claim = claim};
   const auto found = find(attempt.handoff);
-  if (found == offers_.end() && park(peer, attempt, claim)) return;
-  const auto refusal =
-      found == offers_.end() ? std::optional(why_unknown(attempt.handoff)) : why_refused(found->second, claim);
-  if (refusal || find_grant(peer, attempt) != nullptr) {
-    services_.counters.refused_claims.fetch_add(1);
-    refuse(*peer, attempt, refusal.value_or(Failure{Code::already_claimed, "this attempt was granted before"}));
-    return;
-  }
-  Offer& offer = found->second;
-  offer.grants.push_back({.peer = peer, .attempt = attempt, .claim = claim, .sender = nullptr});
-  offer.request.handle->set_state(State::granted);
-  ++peer->handoffs;
-  const Grant& grant = offer.grants.back();
-  write_grant(peer->channel->outbox(), grant.attempt,
-              handoff::Grant{.remaining_ms = remaining_ms(offer.request.expires_ns, now_ns()),
-                             .num_tokens = offer.request.num_tokens,
-                             .payload = offer.request.payload,
-                             .blocks = touched(offer.request.blocks, services_.holds->groups(), 0, claim.end_token)});
-}
-
-OfferBook::Grant* OfferBook::find_grant(const PeerPtr& peer, const AttemptId& attempt) {
-  const auto offer = find(attempt.handoff);
-  if (offer == offers_.end()) return nullptr;
-  for (Grant& grant : offer->second.grants) {
-    if (grant.peer == peer && grant.attempt == attempt) return &grant;
-  }
-  return nullptr;
+  Offer* const offer = found == offers_.end() ? nullptr : &found->second;
+  Grant* grant = offer == nullptr ? nullptr : nearest(*offer, news);
+  // Another reader's grant is no answer to this claim: it asks for one of its own.
+  if (grant != nullptr && (grant->peer != peer || grant->attempt != attempt)) grant = nullptr;
+  step_grant(offer, grant, grant == nullptr ? At::none : grant->at, On::claim, news);
 }
 
 void OfferBook::on_fetch(const PeerPtr& peer, const AttemptId& attempt, const Fetch& fetch) {
-  Grant* const grant = find_grant(peer, attempt);
-  if (grant == nullptr || grant->fetched) {
-    services_.counters.stale_messages.fetch_add(1);
-    return;
-  }
-  grant->fetched = true;
-  const Offer& offer = find(attempt.handoff)->second;
-  try {
-    auto plan = plan_of_fetch(*peer, fetch, offer.request.blocks, services_.holds->groups());
-    grant->sender = peer->reach.make_sender(std::move(plan), attempt, services_, peer->title());
-    senders_.push_back(grant->sender);
-    grant->sender->start();
-  } catch (const Error& error) {
-    refuse(*peer, attempt, {error.code(), error.what()});
-    on_cancel(peer, attempt);
-  }
+  on_message(On::fetch, {.peer = peer, .attempt = attempt, .fetch = &fetch});
 }
 
 void OfferBook::on_credit(const PeerPtr& peer, const AttemptId& attempt, std::uint64_t chunks) {
-  Grant* const grant = find_grant(peer, attempt);
-  if (grant == nullptr || !grant->sender) {
+  // No transition: only says how fast the sender of a grant may go, once or more a chunk.
+  const News news{.peer = peer, .attempt = attempt};
+  const auto found = find(attempt.handoff);
+  Grant* const grant = found == offers_.end() ? nullptr : nearest(found->second, news);
+  if (grant == nullptr || grant->peer != peer || grant->attempt != attempt || !grant->sender) {
     services_.counters.stale_messages.fetch_add(1);
     return;
   }
@@ -196,93 +120,65 @@ void OfferBook::on_credit(const PeerPtr& peer, const AttemptId& attempt, std::ui
 }
 
 void OfferBook::on_confirm(const PeerPtr& peer, const AttemptId& attempt, std::uint64_t bytes) {
-  Grant* const grant = find_grant(peer, attempt);
-  if (grant == nullptr) {
-    // The grant lapsed while its bytes were on their way: what was read may be anything (P1).
-    services_.counters.stale_messages.fetch_add(1);
-    refuse(*peer, attempt, why_unknown(attempt.handoff));
-    return;
-  }
-  const auto found = find(attempt.handoff);
-  Offer& offer = found->second;
-  offer.lane = transport::lane_name(grant->claim.lane);
-  offer.bytes += bytes;
-  peer->bytes += bytes;
-  write_empty(peer->channel->outbox(), Kind::valid, attempt);
-  // At once, not at the end of the turn: settling below wakes whoever waits here, and it may take this core.
-  (void)peer->channel->flush();
-  end_grant(*grant);
-  std::erase_if(offer.grants, [&](const Grant& each) { return each.peer == peer && each.attempt == attempt; });
-  if (++offer.validated == offer.request.readers) end(found, std::nullopt);
+  on_message(On::confirm, {.peer = peer, .attempt = attempt, .bytes = bytes});
 }
 
 void OfferBook::on_cancel(const PeerPtr& peer, const AttemptId& attempt) {
-  std::erase_if(parked_, [&](const Parked& each) { return each.peer == peer && each.attempt == attempt; });
-  Grant* const grant = find_grant(peer, attempt);
-  if (grant == nullptr) return;
-  end_grant(*grant);
-  Offer& offer = find(attempt.handoff)->second;
-  std::erase_if(offer.grants, [&](const Grant& each) { return each.peer == peer && each.attempt == attempt; });
-  if (offer.grants.empty()) offer.request.handle->set_state(State::offered);
+  const News news{.peer = peer, .attempt = attempt};
+  // A copy: a step may take the claim out, or put one in.
+  for (Parked& each : take_parked([&](const Parked& parked) { return parked.attempt.handoff == attempt.handoff; })) {
+    Grant waiting{.at = At::parked, .peer = each.peer, .attempt = each.attempt, .claim = each.claim};
+    step_grant(nullptr, &waiting, At::parked, On::cancel, news);
+    if (waiting.at == At::parked) parked_.push_back(std::move(each));
+  }
+  on_message(On::cancel, news);
+}
+
+void OfferBook::on_renew(const PeerPtr& peer, std::span<const Renewal> renewals, std::int64_t now) {
+  for (const Renewal& renewal : renewals) {
+    on_message(On::renew, {.peer = peer, .attempt = renewal.attempt, .lease_ms = renewal.lease_ms, .now = now});
+  }
 }
 
 void OfferBook::on_peer_lost(const PeerPtr& peer) {
-  std::erase_if(parked_, [&](const Parked& each) { return each.peer == peer; });
+  const News news{.peer = peer};
+  for (Parked& each : take_parked([](const Parked&) { return true; })) {
+    Grant waiting{.at = At::parked, .peer = each.peer, .attempt = each.attempt, .claim = each.claim};
+    step_grant(nullptr, &waiting, At::parked, On::peer_lost, news);
+    if (waiting.at == At::parked) parked_.push_back(std::move(each));
+  }
   for (auto& [id, offer] : offers_) {
-    for (Grant& grant : offer.grants) {
-      if (grant.peer == peer) end_grant(grant);
+    for (auto grant = offer.grants.begin(); grant != offer.grants.end();) {
+      Grant& each = *grant++;  // The step may erase it.
+      step_grant(&offer, &each, each.at, On::peer_lost, news);
     }
-    std::erase_if(offer.grants, [&](const Grant& grant) { return grant.peer == peer; });
-    if (offer.grants.empty()) offer.request.handle->set_state(State::offered);
   }
-}
-
-void OfferBook::end_grant(Grant& grant) noexcept {
-  if (grant.sender) grant.sender->cancel();
-}
-
-void OfferBook::end(Offers::iterator found, std::optional<Failure> failure) {
-  Offer& offer = found->second;
-  for (Grant& grant : offer.grants) {
-    end_grant(grant);
-    refuse(*grant.peer, grant.attempt, *failure);  // Only a failed offer still has live grants.
-  }
-  remember(found->first, failure ? failure->code : Code::already_claimed);
-  services_.counters.live.fetch_sub(1);
-  (failure ? services_.counters.failed : services_.counters.succeeded).fetch_add(1);
-  // Released together with the outcome: from here on no CONFIRM of a reader is answered with VALID (P1, P2).
-  services_.holds->release_shared(offer.request.blocks);
-  const auto handle = offer.request.handle;
-  if (failure) failure->message = "offer " + text_of(handle->id().handoff) + ": " + failure->message;
-  Result result{.failure = std::move(failure),
-                .failed = {},
-                .valid_prefix_tokens = offer.request.num_tokens,
-                .bytes = offer.bytes,
-                .lane = std::move(offer.lane),
-                .phases_s = {},
-                .payload = std::move(offer.request.payload)};
-  leases_.erase({offer.request.expires_ns, found->first});
-  offers_.erase(found);
-  handle->settle(std::move(result));
-  handle->release();
 }
 
 void OfferBook::cancel(const HandoffId& id, const Failure& failure) {
   const auto found = find(id);
-  if (found != offers_.end()) end(found, failure);
+  if (found != offers_.end()) step_offer(found->second, On::cancel, {.failure = failure});
 }
 
 void OfferBook::close_all(const Failure& failure) {
   adopt_added();
-  while (!offers_.empty()) end(offers_.begin(), failure);
+  std::vector<HandoffId> ids;
+  for (const auto& [id, offer] : offers_) ids.push_back(id);
+  for (const HandoffId& id : ids) step_offer(offers_.at(id), On::close, {.failure = failure});
 }
 
 bool OfferBook::turn(std::int64_t now) noexcept {
   adopt_added();
-  bool busy = forget_parked(now);
+  const auto late = take_parked([now](const Parked& parked) { return parked.until_ns <= now; });
+  for (const Parked& each : late) {
+    Grant waiting{.at = At::parked, .peer = each.peer, .attempt = each.attempt, .claim = each.claim};
+    step_grant(nullptr, &waiting, At::parked, On::lapse, {.peer = each.peer, .attempt = each.attempt});
+  }
+  bool busy = !late.empty();
   while (!leases_.empty() && leases_.begin()->first <= now) {
-    end(offers_.find(leases_.begin()->second),
-        Failure{Code::ticket_expired, "the offer's lease ran out before all its readers had read it"});
+    step_offer(
+        offers_.at(leases_.begin()->second), On::expire,
+        {.failure = Failure{Code::ticket_expired, "the offer's lease ran out before all its readers had read it"}});
     busy = true;
   }
   for (auto sender = senders_.begin(); sender != senders_.end();) {
@@ -304,9 +200,10 @@ bool OfferBook::knows(const HandoffId& id) {
 
 void OfferBook::refuse_parked(const Failure& failure) {
   adopt_added();
-  for (const Parked& parked : std::exchange(parked_, {})) {
-    services_.counters.refused_claims.fetch_add(1);
-    refuse(*parked.peer, parked.attempt, failure);
+  for (const Parked& each : take_parked([](const Parked&) { return true; })) {
+    Grant waiting{.at = At::parked, .peer = each.peer, .attempt = each.attempt, .claim = each.claim};
+    step_grant(nullptr, &waiting, At::parked, On::lapse,
+               {.peer = each.peer, .attempt = each.attempt, .failure = failure});
   }
 }
 

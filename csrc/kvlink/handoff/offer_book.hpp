@@ -4,11 +4,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <list>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +21,7 @@
 #include "kvlink/handoff/messages.hpp"
 #include "kvlink/handoff/peer.hpp"
 #include "kvlink/handoff/services.hpp"
+#include "kvlink/handoff/transitions.hpp"
 
 namespace kvlink::handoff {
 
@@ -27,13 +31,17 @@ struct OfferRequest {
   BlockTables blocks;  // one table a group, as `touched` leaves them
   std::uint64_t num_tokens{};
   std::int64_t expires_ns{};
+  std::int64_t ttl_ms{};  // what a renewal gives at most
+  std::int64_t cap_ns{};  // no renewal goes past it
   std::uint32_t readers{1};
   std::vector<std::byte> payload;
 };
 
 class OfferBook {
  public:
-  explicit OfferBook(Services& services) : services_(services) {}
+  /// `table`: another one than the project's only in tests that look for rows that do not matter.
+  explicit OfferBook(Services& services, std::span<const Row> table = kTransitions)
+      : services_(services), table_(table) {}
 
   /// Any thread. The offer can be claimed as soon as this returns. One under an id that is or was offered here fails.
   void add(OfferRequest request);
@@ -43,6 +51,7 @@ class OfferBook {
   void on_credit(const PeerPtr& peer, const AttemptId& attempt, std::uint64_t chunks);
   void on_confirm(const PeerPtr& peer, const AttemptId& attempt, std::uint64_t bytes);
   void on_cancel(const PeerPtr& peer, const AttemptId& attempt);
+  void on_renew(const PeerPtr& peer, std::span<const Renewal> renewals, std::int64_t now);
   void on_peer_lost(const PeerPtr& peer);
 
   void cancel(const HandoffId& id, const Failure& failure);
@@ -61,18 +70,20 @@ class OfferBook {
 
  private:
   struct Grant {
+    At at{At::none};
     PeerPtr peer;
     AttemptId attempt;
     Claim claim;
+    std::shared_ptr<transport::StagedSender> sender{};  // staged lane only
     bool fetched{false};
-    std::shared_ptr<transport::StagedSender> sender;  // staged lane only
   };
   struct Offer {
+    At at{At::none};
     OfferRequest request;
     std::uint32_t validated{0};
     std::uint64_t bytes{0};
     std::string lane;
-    std::vector<Grant> grants;  // live ones
+    std::list<Grant> grants;  // live ones
   };
   using Offers = std::map<HandoffId, Offer>;
   /// A claim that came before its offer, as it may where a scheduler mints the ids.
@@ -83,19 +94,46 @@ class OfferBook {
     std::int64_t until_ns{};
   };
 
+  /// What an event brings along: what the message says, and whom it is from.
+  struct News {
+    PeerPtr peer{};
+    AttemptId attempt{};
+    std::optional<Claim> claim{};
+    const Fetch* fetch{nullptr};
+    std::uint64_t bytes{0};
+    std::uint32_t lease_ms{0};
+    std::int64_t now{0};
+    std::optional<Failure> failure{};
+  };
+
+  // How the table is carried out: offer_steps.cpp.
+  void step_offer(Offer& offer, On event, const News& news);
+  /// `grant`: the one that the event is about, or the nearest to it; null: none.
+  void step_grant(Offer* offer, Grant* grant, At from, On event, const News& news);
+  [[nodiscard]] Set<If> guards_of(const Offer& offer, const News& news) const;
+  [[nodiscard]] Set<If> guards_of(const Offer* offer, const Grant* grant, const News& news) const;
+  void perform(Do action, Offer& offer, const News& news);
+  void perform(Do action, Offer* offer, Grant* grant, const News& news);
+  void send_grant(const Offer& offer, const Grant& grant);
+  void send_refuse(const Offer* offer, const News& news);
+  void start_sender(Offer& offer, Grant& grant, const News& news);
+  void extend_lease(Offer& offer, std::int64_t expires_ns);
+  void settle(Offer& offer, std::optional<Failure> failure);
+
+  /// A message about a grant: of the offer that it names, the grant that it names, else any that lives.
+  void on_message(On event, News news);
+  [[nodiscard]] static Grant* nearest(Offer& offer, const News& news);
   [[nodiscard]] Offers::iterator find(const HandoffId& id);
+  [[nodiscard]] bool unseen(const HandoffId& id) const { return !offers_.contains(id) && !retired_.contains(id); }
   [[nodiscard]] Failure why_unknown(const HandoffId& id) const;
-  [[nodiscard]] std::optional<Failure> why_refused(const Offer& offer, const Claim& claim) const;
-  [[nodiscard]] Grant* find_grant(const PeerPtr& peer, const AttemptId& attempt);
-  [[nodiscard]] bool park(const PeerPtr& peer, const AttemptId& attempt, const Claim& claim);
-  [[nodiscard]] bool forget_parked(std::int64_t now);
+  [[nodiscard]] Failure why_refused(const Offer* offer, const News& news) const;
+  [[nodiscard]] std::deque<Parked> take_parked(const std::function<bool(const Parked&)>& test);
   void adopt_added();
   void adopt(OfferRequest request);
   void remember(const HandoffId& id, Code why);
-  void end_grant(Grant& grant) noexcept;
-  void end(Offers::iterator offer, std::optional<Failure> failure);
 
   Services& services_;
+  std::span<const Row> table_;
   std::mutex added_mutex_;
   std::vector<OfferRequest> added_;  // guarded by added_mutex_
   Offers offers_;

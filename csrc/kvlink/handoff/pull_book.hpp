@@ -6,15 +6,18 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "kvlink/handoff/handoff.hpp"
+#include "kvlink/handoff/heartbeat.hpp"
 #include "kvlink/handoff/holds.hpp"
 #include "kvlink/handoff/messages.hpp"
 #include "kvlink/handoff/peer.hpp"
 #include "kvlink/handoff/receive_window.hpp"
 #include "kvlink/handoff/services.hpp"
+#include "kvlink/handoff/transitions.hpp"
 #include "kvlink/plan/copy_plan.hpp"
 
 namespace kvlink::handoff {
@@ -40,7 +43,9 @@ struct PullRequest {
 
 class PullBook {
  public:
-  PullBook(Services& services, const WindowLimits& window) : services_(services), window_(window) {}
+  /// `table`: another one than the project's only in tests that look for rows that do not matter.
+  PullBook(Services& services, const WindowLimits& window, std::span<const Row> table = kTransitions)
+      : services_(services), window_(window), table_(table) {}
 
   /// Each part starts when its peer is connected. A lost peer fails the pull at once.
   void submit(PullRequest request);
@@ -56,7 +61,7 @@ class PullBook {
   /// After the threads that write have ended: lets go of what never drained by itself.
   void release_all();
 
-  /// Watches deadlines and drives transfers. Returns whether anything happened.
+  /// Watches deadlines, drives transfers and renews leases. Returns whether anything happened.
   bool turn(std::int64_t now) noexcept;
   [[nodiscard]] std::int64_t next_deadline() const noexcept;
   /// Nothing of this book writes this node's memory any more.
@@ -65,8 +70,8 @@ class PullBook {
  private:
   /// One pull: what its parts share.
   struct Pull {
+    At at{At::none};
     PullRequest request;
-    bool settled{false};          // the outcome is out; what is left is to drain
     std::size_t parts_unmoved{};  // parts whose bytes are not all here
     std::size_t parts_invalid{};  // parts without VALID
     std::size_t parts_live{};     // parts that may still write
@@ -81,45 +86,66 @@ class PullBook {
 
   /// What one source delivers.
   struct Part {
+    At at{At::connecting};
     PullPtr pull;
     AttemptId attempt;
     PeerPtr peer;
     bool first{false};  // the source whose payload counts
     transport::Lane lane{};
-    bool claimed{false};
-    bool granted{false};
-    bool confirming{false};
-    bool valid{false};
+    std::int64_t claimed_ns{0};
     std::shared_ptr<const plan::Plan> plan{};
     std::shared_ptr<transport::Transfer> transfer{};
     std::shared_ptr<transport::StagedReceiver> receiver{};
   };
-  using Parts = std::map<AttemptId, Part>;
+  using PartPtr = std::shared_ptr<Part>;
 
-  [[nodiscard]] Part* find(const PeerPtr& peer, const AttemptId& attempt);
-  void claim(Part& part);
-  void start(Part& part);
-  /// All bytes of the part are here. The last one confirms all: no source may count this reader while another can fail.
-  void moved(Part& part);
-  void confirm(Part& part);
-  void fail(PullPtr pull, const Peer& culprit, const Failure& failure);
-  void settle(PullPtr pull);
-  [[nodiscard]] std::shared_ptr<const plan::Plan> plan_of(const Part& part, const Grant& grant) const;
+  /// What an event of a part brings along.
+  struct News {
+    PeerPtr peer{};  // whom it is from
+    Grant* grant{nullptr};
+    std::optional<Failure> failure{};  // what it means, should the row say that the pull fails
+  };
+  /// Why a pull ends before its time.
+  struct Cause {
+    PeerPtr culprit;
+    Failure failure;
+  };
+
+  // How the table is carried out: pull_steps.cpp.
+  void step_pull(const PullPtr& pull, On event, const Cause* cause = nullptr);
+  /// `part`: null where no live part has the attempt.
+  void step_part(const PartPtr& part, On event, const News& news);
+  [[nodiscard]] static Set<If> guards_of(const Pull& pull);
+  [[nodiscard]] static Set<If> guards_of(const Part& part, const News& news);
+  void enter(const PartPtr& part, At to);
+  void perform(Do action, const PullPtr& pull, const Cause* cause);
+  void perform(Do action, const PartPtr& part, const News& news);
+  void ask_parts(const PullPtr& pull);
+  void tell_parts(const PullPtr& pull, On event);
+  void note_failure(Pull& pull, const Cause& cause);
   void note_missing(const Part& part, Result& result) const;
+  void note_success(Pull& pull);
+  void settle(Pull& pull);
+  void send_claim(Part& part);
+  void make_plan(const PartPtr& part, Grant& grant);
+  [[nodiscard]] std::shared_ptr<const plan::Plan> plan_of(const Part& part, const Grant& grant) const;
+  void start_transfer(const PartPtr& part);
+  void fail(const PartPtr& part, const Failure& failure);
+  [[nodiscard]] static Failure failure_of(const Part& part, const News& news);
+
+  [[nodiscard]] PartPtr find(const AttemptId& attempt) const;
   /// Advances one transfer; true if it did anything.
   bool advance(Part& part);
-  /// The part's transfer has drained.
-  void finish(Part& part);
-  /// The part will never write again: forgets it, and releases the pull with its last part.
-  void retire(Parts::iterator part);
   void admit();
 
   Services& services_;
-  Parts parts_;
+  ReceiveWindow window_;  // of parts that are granted: which may start
+  std::span<const Row> table_;
+  std::map<AttemptId, PartPtr> parts_;
   std::map<AttemptId, PullPtr> pulls_;                      // by the attempt of the handle
   std::set<std::pair<std::int64_t, AttemptId>> deadlines_;  // of pulls without an outcome, likewise
-  ReceiveWindow window_;                                    // of parts that are granted: which may start
   std::vector<AttemptId> moving_;                           // parts whose transfers want turns
+  Heartbeat heartbeat_;
 };
 
 }  // namespace kvlink::handoff

@@ -1,0 +1,344 @@
+// How the target's rows of the table are carried out: what its guards ask for and its actions do.
+#include <algorithm>
+#include <cassert>
+
+#include "kvlink/clock.hpp"
+#include "kvlink/handoff/pull_book.hpp"
+#include "kvlink/handoff/source_plan.hpp"
+#include "kvlink/plan/block_pairs.hpp"
+
+namespace kvlink::handoff {
+namespace {
+
+[[nodiscard]] double seconds(std::int64_t from, std::int64_t to) noexcept {
+  return from == 0 || to == 0 ? 0.0 : static_cast<double>(to - from) * 1e-9;
+}
+
+/// Whether the lane that a pull requires, or any, leads to the source.
+[[nodiscard]] bool lane_fits(const Peer& peer, std::optional<transport::Lane> required) {
+  const auto& lanes = peer.reach.lanes();
+  return required ? std::ranges::find(lanes, *required) != lanes.end() : !lanes.empty();
+}
+
+[[nodiscard]] bool all_arrived(const transport::Transfer& transfer, const plan::Plan& plan) {
+  return !transfer.failure() && transfer.moved_bytes() == plan.total_bytes();
+}
+
+/// What the handle shows while a part is there; nothing: what it showed before.
+[[nodiscard]] std::optional<State> shown_state(At at) noexcept {
+  if (at == At::claiming) return State::claiming;
+  if (at == At::waiting) return State::waiting;
+  if (at == At::moving) return State::moving;
+  return std::nullopt;
+}
+
+}  // namespace
+
+Set<If> PullBook::guards_of(const Pull& pull) {
+  Set<If> holding;
+  holding.put(If::all_parts_moved, pull.parts_unmoved == 0);
+  holding.put(If::all_parts_valid, pull.parts_invalid == 0);
+  holding.put(If::all_parts_gone, pull.parts_live == 0);
+  return holding;
+}
+
+Set<If> PullBook::guards_of(const Part& part, const News& news) {
+  Set<If> holding;
+  holding.put(If::same_peer, part.peer == news.peer);
+  if (part.at == At::connecting) holding.put(If::lane_fits, lane_fits(*part.peer, part.pull->request.lane));
+  holding.put(If::has_bytes, part.plan && part.plan->total_bytes() != 0);
+  const bool drained = !part.transfer || part.transfer->drained();
+  holding.put(If::drained, drained);
+  // What a transfer says about its bytes counts only once it has drained.
+  holding.put(If::all_arrived, drained && part.transfer && all_arrived(*part.transfer, *part.plan));
+  return holding;
+}
+
+void PullBook::step_pull(const PullPtr& pull, On event, const Cause* cause) {
+  const Row* const row = find_row(table_, Machine::pull, pull->at, event, guards_of(*pull));
+  if (row == nullptr) return;
+  if (row->to != At::same) pull->at = row->to;
+  if (pull->at == At::confirming) pull->request.handle->set_state(State::confirming);
+  for (const Do action : row->actions) perform(action, pull, cause);
+}
+
+void PullBook::step_part(const PartPtr& part, On event, const News& news) {
+  const Row* const row =
+      find_row(table_, Machine::part, part ? part->at : At::none, event, part ? guards_of(*part, news) : Set<If>{});
+  if (row == nullptr) return;
+  if (part && row->to != At::same) enter(part, row->to);
+  for (const Do action : row->actions) perform(action, part, news);
+}
+
+void PullBook::enter(const PartPtr& part, At to) {
+  const PullPtr pull = part->pull;
+  part->at = to;
+  if (const auto state = shown_state(to)) pull->request.handle->set_state(*state);
+  if (to == At::valid) --pull->parts_invalid;
+  if (to == At::moved) {
+    --pull->parts_unmoved;
+    if (part->transfer) {
+      pull->moved_ns = now_ns();
+      pull->post_ns += part->transfer->post_ns();
+    }
+  }
+  if (to == At::moved || to == At::none) {
+    window_.leave(part->attempt);
+    if (part->receiver) services_.router->detach(part->attempt);
+  }
+  if (to == At::none) {
+    --pull->parts_live;
+    parts_.erase(part->attempt);
+  }
+}
+
+void PullBook::perform(Do action, const PullPtr& pull, const Cause* cause) {
+  const auto handle = pull->request.handle;
+  switch (action) {
+    case Do::ask_parts:
+      ask_parts(pull);
+      break;
+    case Do::confirm_parts:
+      tell_parts(pull, On::confirm);
+      break;
+    case Do::stop_parts:
+      tell_parts(pull, On::stop);
+      step_pull(pull, On::stopped, cause);
+      break;
+    case Do::note_success:
+      note_success(*pull);
+      break;
+    case Do::note_failure:
+      note_failure(*pull, *cause);
+      break;
+    case Do::free_exclusive:
+      services_.holds->release_exclusive(pull->request.written);
+      pulls_.erase(handle->id());
+      break;
+    case Do::settle:
+      settle(*pull);
+      break;
+    case Do::release:
+      handle->release();
+      break;
+    default:
+      assert(false && "a row asks a pull for what only another machine does");
+  }
+}
+
+void PullBook::perform(Do action, const PartPtr& part, const News& news) {
+  switch (action) {
+    case Do::send_claim:
+      send_claim(*part);
+      break;
+    case Do::make_plan:
+      make_plan(part, *news.grant);
+      break;
+    case Do::queue:
+      window_.wait(part->peer->id, part->attempt, part->plan->total_bytes());
+      admit();
+      break;
+    case Do::start_transfer:
+      start_transfer(part);
+      break;
+    case Do::cancel_transfer:
+      if (part->transfer) part->transfer->cancel();
+      // One that still writes rings the bell when it stops; one that does not would never ring.
+      step_part(part, On::turn, news);
+      break;
+    case Do::send_confirm:
+      if (part->peer->channel) {
+        write_number(part->peer->channel->outbox(), Kind::confirm, part->attempt, part->plan->total_bytes());
+      }
+      break;
+    case Do::send_cancel:
+      if (part->peer->channel) write_empty(part->peer->channel->outbox(), Kind::cancel, part->attempt);
+      break;
+    case Do::start_renewing: {
+      const std::int64_t lease_ns = std::int64_t{news.grant->remaining_ms} * kNsPerMs;
+      heartbeat_.hold(part->peer, part->attempt,
+                      {.until_ns = part->claimed_ns + lease_ns,
+                       .lease_ns = lease_ns,
+                       .deadline_ns = part->pull->request.deadline_ns});
+      break;
+    }
+    case Do::stop_renewing:
+      heartbeat_.let_go(part->peer, part->attempt);
+      break;
+    case Do::count_valid: {
+      Result& result = part->pull->result;
+      result.bytes += part->plan->total_bytes();
+      part->peer->bytes += part->plan->total_bytes();
+      const auto lane = std::string(transport::lane_name(part->lane));
+      if (result.lane.find(lane) == std::string::npos) result.lane += (result.lane.empty() ? "" : "+") + lane;
+      break;
+    }
+    case Do::count_stale:
+      services_.counters.stale_messages.fetch_add(1);
+      break;
+    case Do::tell_moved:
+      step_pull(part->pull, On::moved);
+      break;
+    case Do::tell_valid:
+      step_pull(part->pull, On::valid);
+      break;
+    case Do::tell_fail:
+      fail(part, failure_of(*part, news));
+      break;
+    case Do::tell_gone:
+      step_pull(part->pull, On::gone);
+      break;
+    default:
+      assert(false && "a row asks a part for what only another machine does");
+  }
+}
+
+void PullBook::ask_parts(const PullPtr& pull) {
+  for (const PartRequest& request : pull->request.parts) {
+    const PartPtr part = find(request.attempt);
+    if (!part) return;  // One failed, and the pull with it.
+    if (request.peer->state == PeerState::lost) {
+      step_part(part, On::peer_lost, {.peer = request.peer, .failure = request.peer->lost});
+    } else if (request.peer->state == PeerState::ready) {
+      step_part(part, On::ready, {.peer = request.peer});
+    }
+  }
+}
+
+void PullBook::tell_parts(const PullPtr& pull, On event) {
+  for (const PartRequest& request : pull->request.parts) {
+    if (const PartPtr part = find(request.attempt)) step_part(part, event, {.peer = request.peer});
+  }
+}
+
+void PullBook::send_claim(Part& part) {
+  Pull& pull = *part.pull;
+  const auto& lanes = part.peer->reach.lanes();
+  if (pull.request.lane || !lanes.empty()) part.lane = pull.request.lane ? *pull.request.lane : lanes.front();
+  const std::int64_t now = now_ns();
+  part.claimed_ns = pull.claimed_ns = now;
+  const std::int64_t left_ms = std::max<std::int64_t>(0, (pull.request.deadline_ns - now) / kNsPerMs);
+  write_claim(part.peer->channel->outbox(), part.attempt,
+              {.lane = part.lane,
+               .first_token = pull.request.skip_tokens,
+               .end_token = pull.request.num_tokens,
+               .remaining_ms = static_cast<std::uint32_t>(std::min<std::int64_t>(left_ms, UINT32_MAX))});
+}
+
+std::shared_ptr<const plan::Plan> PullBook::plan_of(const Part& part, const Grant& grant) const {
+  const plan::Template& geometry = *part.peer->layout_template;
+  const PullRequest& request = part.pull->request;
+  if (grant.num_tokens != request.num_tokens) {
+    throw Error(Code::protocol_error, "the ticket says " + std::to_string(request.num_tokens) +
+                                          " tokens, the source granted " + std::to_string(grant.num_tokens));
+  }
+  std::vector<plan::GroupTables> tables;
+  for (const plan::GroupGeometry& group : geometry.groups()) {
+    if (group.source_index >= grant.blocks.size()) {
+      throw Error(Code::protocol_error, "the grant has no block table for group '" + group.name + "'");
+    }
+    tables.push_back({.source = grant.blocks[group.source_index], .target = request.blocks[group.target_index]});
+  }
+  return std::make_shared<plan::Plan>(part.peer->layout_template,
+                                      plan::pair_groups(geometry, tables, request.skip_tokens, request.num_tokens));
+}
+
+void PullBook::make_plan(const PartPtr& part, Grant& grant) {
+  part->pull->granted_ns = now_ns();
+  try {
+    part->plan = plan_of(*part, grant);
+  } catch (const Error& error) {
+    return fail(part, {error.code(), error.what()});
+  }
+  if (part->first) part->pull->result.payload = std::move(grant.payload);
+  step_part(part, On::planned, {.peer = part->peer});
+}
+
+void PullBook::start_transfer(const PartPtr& part) {
+  try {
+    auto started = part->peer->reach.make_transfer(part->lane, part->plan, services_, part->peer->title());
+    part->transfer = std::move(started.transfer);
+    part->receiver = std::move(started.receiver);
+  } catch (const Error& error) {
+    return fail(part, {error.code(), error.what()});
+  }
+  if (part->pull->started_ns == 0) part->pull->started_ns = now_ns();
+  moving_.push_back(part->attempt);
+  if (part->receiver) services_.router->attach(part->attempt, part->receiver);
+  part->transfer->start();
+  if (part->receiver && part->peer->channel) {
+    write_fetch(part->peer->channel->outbox(), part->attempt, fetch_of_plan(*part->plan));
+  }
+}
+
+Failure PullBook::failure_of(const Part& part, const News& news) {
+  if (news.failure) return *news.failure;
+  if (part.at == At::connecting && part.peer->state != PeerState::lost) {
+    const std::optional<transport::Lane> required = part.pull->request.lane;
+    if (!required) return {Code::lane_unavailable, "no lane leads to the source"};
+    return {Code::lane_unavailable, "lane '" + std::string(transport::lane_name(*required)) +
+                                        "' is required: " + part.peer->reach.why_not(*required)};
+  }
+  if (part.transfer) {
+    if (auto failure = part.transfer->failure()) return *std::move(failure);
+    return {Code::transport_failed, "the lane ended after " + std::to_string(part.transfer->moved_bytes()) + " of " +
+                                        std::to_string(part.plan->total_bytes()) + " bytes"};
+  }
+  return {Code::peer_lost, "the connection is gone"};
+}
+
+void PullBook::fail(const PartPtr& part, const Failure& failure) {
+  const Cause cause{part->peer, failure};
+  step_pull(part->pull, On::fail, &cause);
+}
+
+void PullBook::note_success(Pull& pull) {
+  pull.result.valid_prefix_tokens = pull.request.num_tokens;
+  services_.counters.bytes_pulled.fetch_add(pull.result.bytes);
+  services_.counters.succeeded.fetch_add(1);
+}
+
+void PullBook::note_missing(const Part& part, Result& result) const {
+  if (part.at == At::valid || !part.plan) return;
+  for (const plan::FailedRange& range : part.plan->describe({0, part.plan->total_bytes()})) {
+    result.failed.push_back({.group = part.plan->geometry().groups()[range.group].name,
+                             .layer = part.plan->geometry().layers()[range.layer],
+                             .component = std::string(plan::component_name(range.component)),
+                             .first_token = range.first_token,
+                             .end_token = range.end_token});
+  }
+}
+
+void PullBook::note_failure(Pull& pull, const Cause& cause) {
+  services_.counters.failed.fetch_add(1);
+  Result& result = pull.result;
+  result.failure = Failure{cause.failure.code, "pull " + text_of(pull.request.handle->id().handoff) + " from " +
+                                                   cause.culprit->title() + ": " + cause.failure.message};
+  result.bytes = 0;
+  result.payload.clear();
+  // Without VALID no byte that was read may be called right, so only what the caller had before counts (P1, P4).
+  result.valid_prefix_tokens = pull.request.skip_tokens;
+  for (const PartRequest& request : pull.request.parts) {
+    const PartPtr part = find(request.attempt);
+    if (!part) continue;
+    if (part->at != At::connecting && result.lane.empty()) result.lane = transport::lane_name(part->lane);
+    note_missing(*part, result);
+  }
+}
+
+void PullBook::settle(Pull& pull) {
+  const auto handle = pull.request.handle;
+  const std::int64_t now = now_ns();
+  const std::int64_t moved_ns = pull.moved_ns != 0 ? pull.moved_ns : pull.granted_ns;
+  pull.result.phases_s = {{"connect", seconds(pull.request.submitted_ns, pull.claimed_ns)},
+                          {"claim", seconds(pull.claimed_ns, pull.granted_ns)},
+                          {"post", static_cast<double>(pull.post_ns) * 1e-9},
+                          {"move", seconds(pull.started_ns, pull.moved_ns)},
+                          {"confirm", seconds(moved_ns, now)},
+                          {"total", seconds(pull.request.submitted_ns, now)}};
+  services_.counters.live.fetch_sub(1);
+  deadlines_.erase({pull.request.deadline_ns, handle->id()});
+  handle->settle(std::move(pull.result));
+}
+
+}  // namespace kvlink::handoff

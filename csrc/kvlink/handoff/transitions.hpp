@@ -1,0 +1,301 @@
+// Every transition of a handoff, of both sides, in one table. The books run from it; tests/model/generate.py reads this
+// text for docs/STATES.md and for the Promela model that `make model-check` explores.
+//
+// A row reads: this machine, at one of these states, on one of these events, if all of these hold, goes to that state
+// and then does these things, in order. Of the rows for a state and an event the first whose guards hold is taken; if
+// there is none, nothing happens.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+
+namespace kvlink::handoff {
+
+enum class Machine : std::uint8_t {
+  offer,  // source: blocks that others may read
+  grant,  // source: one attempt of one reader
+  pull,   // target: one request, over one or several sources
+  part,   // target: what one source delivers for a pull
+};
+
+/// States. `none`: not there, or not there any more.
+enum class At : std::uint8_t {
+  none,
+  same,  // only where a row goes to: stays where it is
+  // offer
+  offered,
+  granted,  // somebody reads, or has read; of a grant: may read
+  ended,
+  // grant
+  parked,
+  // pull
+  open,
+  stopping,  // the outcome is known, and the parts are told to stop
+  draining,  // the outcome is out; of a part: told to stop, and may still write
+  released,
+  // part
+  connecting,
+  claiming,
+  planning,
+  waiting,
+  moving,
+  moved,
+  confirming,  // of a pull: every part is
+  valid,
+};
+
+enum class On : std::uint8_t {
+  // The owner calls, or a time is up.
+  offer,
+  submit,
+  cancel,  // of a grant: the reader sends CANCEL
+  close,
+  expire,
+  deadline,
+  lapse,
+  // A reader sends.
+  claim,
+  fetch,
+  confirm,  // of a part: every part of its pull has moved
+  renew,
+  // A source sends.
+  grant,
+  refuse,
+  valid,
+  // A connection is there, or gone.
+  ready,
+  peer_lost,
+  // A part goes on.
+  planned,
+  admit,
+  turn,
+  threads_gone,
+  // One machine tells another of its side.
+  opened,
+  read,
+  dropped,
+  over,
+  moved,
+  fail,
+  stop,
+  stopped,
+  gone,
+};
+
+/// Guards. The books evaluate them in `guards_of`.
+enum class If : std::uint8_t {
+  known,            // a live offer has the id, epoch and all
+  unseen,           // no offer has or had the id
+  may_park,         // the id is a mint's, unseen, and there is room: its offer may be on its way
+  tokens_fit,       // no more tokens are claimed than are offered
+  reader_left,      // fewer readers have a grant or VALID than the offer is for
+  same_peer,        // by the connection, which belongs to one life of either side
+  same_attempt,     // by the number of the try
+  not_fetched,      // nothing is sent for the grant yet
+  last_reader,      // all readers have VALID
+  no_grants,        // no grant of the offer lives
+  lease_lives,      // by the source's clock
+  within_cap,       // what is asked for ends before the offer's cap
+  lane_fits,        // the lane that is required leads to the source
+  has_bytes,        // the source delivers something
+  drained,          // no thread, operation or chunk of the part writes blocks
+  all_arrived,      // the transfer brought every byte of the plan
+  all_parts_moved,  // of the pull
+  all_parts_valid,
+  all_parts_gone,
+};
+
+enum class Do : std::uint8_t {
+  // offer
+  start_lease,
+  wake_parked,
+  end_grants,
+  succeed,
+  fail,
+  free_shared,
+  extend_lease,
+  extend_to_cap,
+  // grant
+  claim_again,
+  send_grant,
+  send_valid,
+  send_refuse,
+  count_refused,
+  count_reader,
+  start_sender,
+  stop_sender,
+  tell_opened,
+  tell_renew,
+  tell_read,
+  tell_dropped,
+  // pull
+  ask_parts,
+  confirm_parts,
+  stop_parts,
+  note_success,
+  note_failure,
+  free_exclusive,
+  // part
+  send_claim,
+  send_confirm,
+  send_cancel,
+  make_plan,
+  queue,
+  start_transfer,
+  cancel_transfer,
+  start_renewing,
+  stop_renewing,
+  count_valid,
+  tell_moved,
+  tell_valid,
+  tell_fail,
+  tell_gone,
+  // either side
+  count_stale,
+  settle,
+  release,
+};
+
+/// Some values of an enum.
+template <class Each>
+class Set {
+ public:
+  constexpr Set() noexcept = default;
+  constexpr Set(Each only) noexcept { put(only); }  // NOLINT: a row names one state or several
+  constexpr Set(std::initializer_list<Each> values) noexcept {
+    for (const Each value : values) put(value);
+  }
+  constexpr void put(Each value, bool in = true) noexcept { bits_ = in ? bits_ | bit(value) : bits_ & ~bit(value); }
+  [[nodiscard]] constexpr bool has(Each value) const noexcept { return (bits_ & bit(value)) != 0; }
+  [[nodiscard]] constexpr bool is_within(Set other) const noexcept { return (bits_ & ~other.bits_) == 0; }
+
+ private:
+  [[nodiscard]] static constexpr std::uint64_t bit(Each value) noexcept {
+    return std::uint64_t{1} << static_cast<unsigned>(value);
+  }
+  std::uint64_t bits_{0};
+};
+
+/// What a row does, in order.
+class Actions {
+ public:
+  constexpr Actions(std::initializer_list<Do> actions) {
+    for (const Do action : actions) actions_[count_++] = action;  // One too many is no constant expression.
+  }
+  [[nodiscard]] constexpr const Do* begin() const noexcept { return actions_; }
+  [[nodiscard]] constexpr const Do* end() const noexcept { return actions_ + count_; }
+
+ private:
+  Do actions_[6]{};
+  std::size_t count_{0};
+};
+
+struct Row {
+  Machine machine;
+  Set<At> from;
+  Set<On> events;
+  Set<If> guards;
+  At to;
+  Actions actions;
+};
+
+/// Nothing happens at this state on this event. Otherwise the row to take.
+[[nodiscard]] constexpr const Row* find_row(std::span<const Row> table, Machine machine, At from, On event,
+                                            Set<If> holding) noexcept {
+  for (const Row& row : table) {
+    if (row.machine != machine || !row.from.has(from) || !row.events.has(event)) continue;
+    if (row.guards.is_within(holding)) return &row;
+  }
+  return nullptr;
+}
+
+/// States of a part.
+inline constexpr Set<At> kUnfinished{At::connecting, At::claiming, At::planning,  At::waiting,
+                                     At::moving,     At::moved,    At::confirming};
+inline constexpr Set<At> kLive{At::connecting, At::claiming, At::planning,   At::waiting,
+                               At::moving,     At::moved,    At::confirming, At::valid};
+inline constexpr Set<At> kAnywhere{At::none,   At::connecting, At::claiming,   At::planning, At::waiting,
+                                   At::moving, At::moved,      At::confirming, At::valid,    At::draining};
+
+// clang-format off
+inline constexpr Row kTransitions[] = {
+    // An id is offered once: a second offer would show other bytes under the same ticket.
+    {Machine::offer, At::none, On::offer, {If::unseen}, At::offered, {Do::start_lease, Do::wake_parked}},
+    {Machine::offer, At::none, On::offer, {}, At::ended, {Do::free_shared, Do::settle, Do::release}},
+    {Machine::offer, {At::offered, At::granted}, On::opened, {}, At::granted, {}},
+    {Machine::offer, At::granted, On::read,
+     {If::last_reader}, At::ended, {Do::succeed, Do::free_shared, Do::settle, Do::release}},
+    // One whose readers are all gone, by CANCEL or with their connections, can be claimed again until its lease ends.
+    {Machine::offer, At::granted, On::dropped, {If::no_grants}, At::offered, {}},
+    // Counted from receipt. Never past the cap, so that a reader cannot keep blocks for good.
+    {Machine::offer, At::granted, On::renew, {If::lease_lives, If::within_cap}, At::same, {Do::extend_lease}},
+    {Machine::offer, At::granted, On::renew, {If::lease_lives}, At::same, {Do::extend_to_cap}},
+    {Machine::offer, At::granted, On::renew, {}, At::same, {Do::count_stale}},
+    // Released together with the outcome: from here on no CONFIRM is answered with VALID (I3).
+    {Machine::offer, {At::offered, At::granted}, {On::expire, On::cancel, On::close},
+     {}, At::ended, {Do::end_grants, Do::fail, Do::free_shared, Do::settle, Do::release}},
+
+    {Machine::grant, At::none, On::claim,
+     {If::known, If::tokens_fit, If::reader_left}, At::granted, {Do::tell_opened, Do::send_grant}},
+    {Machine::grant, At::none, On::claim, {If::may_park}, At::parked, {}},
+    {Machine::grant, {At::none, At::granted}, On::claim, {}, At::same, {Do::count_refused, Do::send_refuse}},
+    {Machine::grant, At::parked, On::opened, {}, At::none, {Do::claim_again}},
+    {Machine::grant, At::parked, On::lapse, {}, At::none, {Do::count_refused, Do::send_refuse}},
+    {Machine::grant, At::parked, On::cancel, {If::same_peer, If::same_attempt}, At::none, {}},
+    {Machine::grant, At::parked, On::peer_lost, {If::same_peer}, At::none, {}},
+    {Machine::grant, At::granted, On::fetch,
+     {If::same_peer, If::same_attempt, If::not_fetched}, At::same, {Do::start_sender}},
+    {Machine::grant, {At::none, At::granted}, On::fetch, {}, At::same, {Do::count_stale}},
+    {Machine::grant, At::granted, On::renew, {If::same_peer, If::same_attempt}, At::same, {Do::tell_renew}},
+    {Machine::grant, {At::none, At::granted}, On::renew, {}, At::same, {Do::count_stale}},
+    {Machine::grant, At::granted, On::confirm,
+     {If::same_peer, If::same_attempt}, At::none, {Do::count_reader, Do::send_valid, Do::stop_sender, Do::tell_read}},
+    // The grant lapsed while its bytes were on their way: what was read may be anything (P1).
+    {Machine::grant, {At::none, At::granted}, On::confirm, {}, At::same, {Do::count_stale, Do::send_refuse}},
+    {Machine::grant, At::granted, On::cancel,
+     {If::same_peer, If::same_attempt}, At::none, {Do::stop_sender, Do::tell_dropped}},
+    {Machine::grant, At::granted, On::peer_lost, {If::same_peer}, At::none, {Do::stop_sender, Do::tell_dropped}},
+    {Machine::grant, At::granted, On::over, {}, At::none, {Do::stop_sender, Do::send_refuse}},
+
+    {Machine::pull, At::none, On::submit, {}, At::open, {Do::ask_parts}},
+    // All sources are asked at once, at the end: none may count this reader while another can still fail.
+    {Machine::pull, At::open, On::moved, {If::all_parts_moved}, At::confirming, {Do::confirm_parts}},
+    {Machine::pull, At::confirming, On::valid, {If::all_parts_valid}, At::stopping, {Do::note_success, Do::stop_parts}},
+    {Machine::pull, {At::open, At::confirming}, {On::fail, On::cancel, On::deadline, On::close},
+     {}, At::stopping, {Do::note_failure, Do::stop_parts}},
+    // Blocks are freed before the outcome is told, so that who sees it sees them free too, if they are (I2, I6).
+    {Machine::pull, At::stopping, On::stopped,
+     {If::all_parts_gone}, At::released, {Do::free_exclusive, Do::settle, Do::release}},
+    {Machine::pull, At::stopping, On::stopped, {}, At::draining, {Do::settle}},
+    {Machine::pull, At::draining, On::gone, {If::all_parts_gone}, At::released, {Do::free_exclusive, Do::release}},
+
+    {Machine::part, At::connecting, On::ready, {If::lane_fits}, At::claiming, {Do::send_claim}},
+    {Machine::part, At::connecting, On::ready, {}, At::same, {Do::tell_fail}},
+    {Machine::part, At::claiming, On::grant, {If::same_peer}, At::planning, {Do::start_renewing, Do::make_plan}},
+    {Machine::part, At::planning, On::planned, {If::has_bytes}, At::waiting, {Do::queue}},
+    {Machine::part, At::planning, On::planned, {}, At::moved, {Do::tell_moved}},
+    {Machine::part, At::waiting, On::admit, {}, At::moving, {Do::start_transfer}},
+    {Machine::part, At::moving, On::turn, {If::drained, If::all_arrived}, At::moved, {Do::tell_moved}},
+    {Machine::part, At::moving, On::turn, {If::drained}, At::moved, {Do::tell_fail}},
+    {Machine::part, At::moved, On::confirm, {}, At::confirming, {Do::send_confirm}},
+    {Machine::part, At::confirming, On::valid,
+     {If::same_peer}, At::valid, {Do::stop_renewing, Do::count_valid, Do::tell_valid}},
+    // A source that grants twice or unasked, or says VALID without CONFIRM or twice, cannot be trusted.
+    {Machine::part, kLive, On::grant, {If::same_peer}, At::same, {Do::tell_fail}},
+    {Machine::part, kLive, On::valid, {If::same_peer}, At::same, {Do::tell_fail}},
+    {Machine::part, kLive, On::refuse, {If::same_peer}, At::same, {Do::tell_fail}},
+    {Machine::part, kAnywhere, {On::grant, On::refuse, On::valid}, {}, At::same, {Do::count_stale}},
+    // A part that is VALID does not need its source any more.
+    {Machine::part, kUnfinished, On::peer_lost, {If::same_peer}, At::same, {Do::tell_fail}},
+    {Machine::part, {At::connecting, At::valid}, On::stop, {}, At::none, {}},
+    {Machine::part, {At::claiming, At::planning, At::waiting, At::moved, At::confirming}, On::stop,
+     {}, At::none, {Do::stop_renewing, Do::send_cancel}},
+    {Machine::part, At::moving, On::stop, {}, At::draining, {Do::stop_renewing, Do::send_cancel, Do::cancel_transfer}},
+    {Machine::part, At::draining, On::turn, {If::drained}, At::none, {Do::tell_gone}},
+    {Machine::part, At::draining, On::threads_gone, {}, At::none, {Do::tell_gone}},
+};
+// clang-format on
+
+}  // namespace kvlink::handoff
