@@ -80,7 +80,7 @@ def _table(given: Any, group: Group, *, num_tokens: int, called: str) -> BlockTa
     table = table[:needed]
     if needed <= _FEW:
         listed = table.tolist()
-        if not listed or (-1 < min(listed) and max(listed) < group.num_blocks and len(set(listed)) == needed):
+        if not listed or (min(listed) > -1 and max(listed) < group.num_blocks and len(set(listed)) == needed):
             return table
     ordered = table.copy()
     ordered.sort()
@@ -99,7 +99,8 @@ def _as_int32(given: Any, called: str) -> BlockTable:
     if isinstance(given, str | bytes) or not hasattr(given, "__len__"):
         raise InvalidArgument(f"{called} must be a list of block ids or an int32 array, not {type(given).__name__}")
     if type(given) is np.ndarray and given.dtype == np.int32 and given.ndim == 1:
-        return given.copy()
+        copied: BlockTable = given.copy()
+        return copied
     try:
         array = np.asarray(given)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
