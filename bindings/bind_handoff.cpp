@@ -270,12 +270,8 @@ nb::dict phases_of(const Handle& handle) {
   return out;
 }
 
-void bind_engine(nb::module_& m) {
-  nb::class_<Engine>(m, "Engine", "The native node. Thread-safe; every call but `close` returns at once.")
-      .def(nb::new_(&make_engine), nb::kw_only(), "epoch"_a, "groups"_a, "regions"_a, "ucx"_a.none(), "copy_threads"_a,
-           "max_handoffs"_a, "lease_cap_ms"_a, "windows"_a, "bells_of"_a.none() = nb::none(),
-           "Start the threads. `regions` are (address, nbytes), borrowed until `close` has returned. `windows` are the "
-           "bytes that may be on their way here, from one peer and from all. `bells_of` is the engine before this one.")
+void bind_ends(nb::class_<Engine>& bound) {
+  bound
       .def(
           "close",
           [](Engine& engine, double deadline_s, const std::string& code, std::string message) {
@@ -293,7 +289,17 @@ void bind_engine(nb::module_& m) {
           "Refuse offers, pulls and claims of what was not offered here with this class and message.")
       .def(
           "accept_new", [](Engine& engine) { engine.refuse_new(std::nullopt); },
-          nb::call_guard<nb::gil_scoped_release>(), "Take offers, pulls and claims again.")
+          nb::call_guard<nb::gil_scoped_release>(), "Take offers, pulls and claims again.");
+}
+
+void bind_engine(nb::module_& m) {
+  nb::class_<Engine> bound(m, "Engine", "The native node. Thread-safe; every call but `close` returns at once.");
+  bind_ends(bound);
+  bound
+      .def(nb::new_(&make_engine), nb::kw_only(), "epoch"_a, "groups"_a, "regions"_a, "ucx"_a.none(), "copy_threads"_a,
+           "max_handoffs"_a, "lease_cap_ms"_a, "windows"_a, "bells_of"_a.none() = nb::none(),
+           "Start the threads. `regions` are (address, nbytes), borrowed until `close` has returned. `windows` are the "
+           "bytes that may be on their way here, from one peer and from all. `bells_of` is the engine before this one.")
       .def(
           "fileno", [](const Engine& engine) { return engine.bells()->engine.fd(); },
           "Return an eventfd that becomes readable with every outcome and release.")

@@ -134,14 +134,14 @@ class _Target:
         """Move one round's blocks as many handoffs, and as one where there are many."""
         setting = self._setting
         tables = permutation(setting.geometry, seed=2 * index), permutation(setting.geometry, seed=2 * index + 1)
-        many = tuple(np.split(table, setting.concurrent) for table in tables)
+        sources, targets = (np.split(table, setting.concurrent) for table in tables)
         if setting.concurrent == 1:
-            done.seconds.append(self.move(*many, done))
+            done.seconds.append(self.move(sources, targets, done))
             return
         unrecorded = _Rounds()
         if index % 2:
             done.large_seconds.append(self.move([tables[0]], [tables[1]], unrecorded))
-        done.seconds.append(self.move(*many, done))
+        done.seconds.append(self.move(sources, targets, done))
         if not index % 2:
             done.large_seconds.append(self.move([tables[0]], [tables[1]], unrecorded))
         done.verified &= unrecorded.verified

@@ -171,10 +171,8 @@ class Node:
         InvalidArgument
             If a table is malformed or too short, a block is out of range or appears twice, another
             argument is out of bounds, or `ticket` says something else or does not name this node.
-        TicketInvalid
-            If `ticket` is not one, or was altered.
-        StalePeer
-            If `ticket` names this node in another life.
+        TicketInvalid, StalePeer
+            If `ticket` is not one, was altered, or names this node in another life.
         BlocksBusy
             If a pull is writing one of the blocks.
         Busy

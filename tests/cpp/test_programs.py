@@ -16,7 +16,8 @@ from kvlink.transport.find_ucx import find_ucx
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = sorted(Path(__file__).parent.glob("test_*.cpp"))
-SOURCES = sorted(path for stage in ("plan", "transport", "handoff") for path in (ROOT / "csrc/kvlink" / stage).rglob("*.cpp"))
+STAGES = ("plan", "transport", "handoff")
+SOURCES = sorted(path for stage in STAGES for path in (ROOT / "csrc/kvlink" / stage).rglob("*.cpp"))
 # With KVLINK_SANITIZE=thread the same programs run under ThreadSanitizer.
 SANITIZE = os.environ.get("KVLINK_SANITIZE", "")
 SANITIZED = [f"-fsanitize={SANITIZE}", "-g"] if SANITIZE else []

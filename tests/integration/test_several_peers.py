@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from helpers.markers import LANES
 from helpers.patterns import Geometry, Placement, Request
-from helpers.processes import Pair
+from helpers.processes import Pair, wait_until
 
 from kvlink import errors
 from kvlink.testing import Worker
@@ -121,6 +121,8 @@ def test_a_dropped_peer_fails_what_is_under_way_and_may_come_back(opened: Pair, 
         opened.source.resume()
     opened.source.call("cancel", offered)
     opened.source.call("wait_released", offered)
+    for worker in (opened.source, opened.target):
+        wait_until(lambda worker=worker: not worker.call("peers"), timeout_s=5, what="both see that it has ended")
     opened.hand_over(REQUEST)
     assert not any(opened.holds())
 

@@ -1,5 +1,6 @@
 // The progress thread: one turn after another over tasks, UCX, timers, transfers and connections.
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 
 #include <algorithm>
@@ -12,7 +13,7 @@ namespace kvlink::handoff {
 namespace {
 
 /// A loop that was busy keeps looking for this long before it sleeps: an answer often comes within it.
-constexpr std::int64_t kSpinNs = 20'000;
+constexpr std::int64_t kSpinNs = 50'000;
 constexpr std::int64_t kLongestSleepNs = 60'000 * kNsPerMs;
 
 /// Signals belong to the application's threads.
@@ -67,7 +68,9 @@ void Engine::sleep_or_spin(bool busy) {
   const std::int64_t now = now_ns();
   if (busy) busy_until_ns_ = now + kSpinNs;
   const bool spin = now < busy_until_ns_ || (services_.ucx && !services_.ucx->arm());
-  for (const transport::Poller::Ready& ready : poller_.wait(spin ? 0 : sleep_ns(now))) {
+  const auto events = poller_.wait(spin ? 0 : sleep_ns(now));
+  if (spin && events.empty()) ::sched_yield();
+  for (const transport::Poller::Ready& ready : events) {
     if (ready.token == kWakerToken) services_.waker.clear();
     if (ready.token < kFirstPeer) continue;
     busy_until_ns_ = now_ns() + kSpinNs;

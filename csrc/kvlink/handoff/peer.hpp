@@ -32,7 +32,7 @@ struct Peer {
   std::unique_ptr<Channel> channel;
   Reach reach;
   bool watches_writable{false};  // the loop wakes when the socket takes more
-  std::optional<Failure> lost;  // why; set by whoever notices, acted on by the loop
+  std::optional<Failure> lost;   // why; set by whoever notices, acted on by the loop
   std::uint64_t handoffs{};
   std::uint64_t bytes{};
 
