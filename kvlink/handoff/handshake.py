@@ -98,14 +98,20 @@ def prove(link: FramedSocket, secrets: Secrets) -> None:
     raw_challenge = link.receive()
     challenge = _accept(wire.decode(raw_challenge, wire.Challenge), proven=False)
     if challenge.version not in wire.VERSIONS:
-        raise VersionMismatch(f"the peer chose version {challenge.version}, which was not among {list(wire.VERSIONS)}")
+        raise VersionMismatch(
+            f"the peer chose version {challenge.version}, which was not among {list(wire.VERSIONS)}: "
+            "upgrade the older one"
+        )
     transcript = _transcript(hello, raw_challenge)
     macs = [_derive(secret, "dialer proof", transcript) for secret in secrets]
     link.send(wire.encode(wire.Proof(macs=macs)))
     proof = _accept(wire.decode(link.receive(), wire.Proof), proven=False)
     secret = _matching(secrets, "acceptor proof", transcript, proof)
     if secret is None:
-        raise AuthenticationFailed("the peer does not know the secret of this node: give both nodes the same one")
+        raise AuthenticationFailed(
+            "the peer does not know the secret of this node: give both nodes the same one, or look for who "
+            "altered on its way what they said"
+        )
     link.seal(
         send_key=_derive(secret, "dialer seal", transcript),
         receive_key=_derive(secret, "acceptor seal", transcript),
@@ -132,7 +138,10 @@ def answer(link: FramedSocket, secrets: Secrets) -> None:
     proof = _accept(wire.decode(link.receive(), wire.Proof), proven=False)
     secret = _matching(secrets, "dialer proof", transcript, proof)
     if secret is None:
-        raise AuthenticationFailed("the two nodes do not share a secret: give both nodes the same one")
+        raise AuthenticationFailed(
+            "the two nodes do not share a secret: give both nodes the same one, or look for who altered on its way "
+            "what they said"
+        )
     link.send(wire.encode(wire.Proof(macs=[_derive(secret, "acceptor proof", transcript)])))
     link.seal(
         send_key=_derive(secret, "acceptor seal", transcript),
