@@ -16,7 +16,11 @@ NATIVE := setup.py $(shell find csrc bindings -name '*.[ch]pp')
 CXX_FILES := $(shell find csrc bindings tests -name '*.[ch]pp' 2>/dev/null)
 PY_FILES := kvlink tests benchmarks examples setup.py
 
-.PHONY: install demo test lint bench format stub clean
+GEOMETRY_CASES ?= 20000
+# Endurance, and properties whose long form takes minutes; each prints its seed.
+SOAK_TESTS := tests/property tests/lifetime tests/errors/test_stopped_peer.py tests/errors/test_many_cancels.py
+
+.PHONY: install demo test soak lint bench format stub clean
 
 install: $(VENV)/.native
 
@@ -51,6 +55,13 @@ demo: install
 # Most tests wait for processes to start and for leases to end. What measures time is marked `alone`, and is.
 test: install
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
+
+# SEED=... runs an earlier one again.
+soak: install
+	@seed=$${SEED:-$$(od -An -N3 -tu4 /dev/urandom | tr -d ' ')}; echo "soak: SEED=$$seed"; \
+	if KVLINK_SOAK=1 KVLINK_PROPERTY_SEED=$$seed KVLINK_GEOMETRY_CASES=$(GEOMETRY_CASES) KVLINK_REUSE_ROUNDS=500 \
+	  $(BIN)/python -m pytest -s $(SOAK_TESTS) $(ARGS); \
+	then echo "soak: passed, SEED=$$seed"; else echo "soak: FAILED, run again with SEED=$$seed"; exit 1; fi
 
 lint: install
 	$(BIN)/ruff check $(PY_FILES)

@@ -115,7 +115,9 @@ def prove(link: FramedSocket, secrets: Secrets) -> None:
     raw_challenge = link.receive()
     challenge = _accept(wire.decode(raw_challenge, wire.Challenge), proven=False)
     if challenge.version not in ours:
-        raise VersionMismatch(f"the peer chose version {challenge.version}, which was not among {ours}")
+        raise VersionMismatch(
+            f"the peer chose version {challenge.version}, which was not among {ours}: upgrade the older one"
+        )
     link.speak(wire.DIALECTS[challenge.version])
     transcript = _transcript(hello, raw_challenge)
     macs = [_derive(secret, "dialer proof", transcript) for secret in secrets]
@@ -123,7 +125,10 @@ def prove(link: FramedSocket, secrets: Secrets) -> None:
     proof = _accept(link.dialect.decode(link.receive(), wire.Proof), proven=False)
     secret = _matching(secrets, "acceptor proof", transcript, proof)
     if secret is None:
-        raise AuthenticationFailed("the peer does not know the secret of this node: give both nodes the same one")
+        raise AuthenticationFailed(
+            "the peer does not know the secret of this node: give both nodes the same one, or look for who "
+            "altered on its way what they said"
+        )
     link.seal(
         send_key=_derive(secret, "dialer seal", transcript),
         receive_key=_derive(secret, "acceptor seal", transcript),
@@ -153,7 +158,10 @@ def answer(link: FramedSocket, secrets: Secrets) -> None:
     proof = _accept(link.dialect.decode(link.receive(), wire.Proof), proven=False)
     secret = _matching(secrets, "dialer proof", transcript, proof)
     if secret is None:
-        raise AuthenticationFailed("the two nodes do not share a secret: give both nodes the same one")
+        raise AuthenticationFailed(
+            "the two nodes do not share a secret: give both nodes the same one, or look for who altered on its way "
+            "what they said"
+        )
     send(link, wire.Proof(macs=[_derive(secret, "acceptor proof", transcript)]))
     link.seal(
         send_key=_derive(secret, "acceptor seal", transcript),

@@ -15,7 +15,7 @@ import numpy as np
 import kvlink
 from helpers.node_worker import NodeWorker
 from helpers.processes import wait_until
-from kvlink.testing import FaultScript, inject_faults
+from kvlink.testing import FaultScript, inject_faults, remove_faults
 
 OUTCOME_S = 20.0
 #: Shape and words of the cache of a node that is one of many.
@@ -73,11 +73,18 @@ class LoadedWorker(NodeWorker):
         self._began[handle] = began
         return handle, ticket
 
-    def wait_timed(self, handle: int, *, timeout_s: float) -> tuple[str | None, float]:
-        """Wait for an outcome; returns its error and when it came, counted from `offer_timed`."""
+    def pull_timed(self, ticket: Any, blocks: Any, **options: Any) -> int:
+        """Pull, and look at the clock."""
+        began = time.monotonic()
+        handle = self.pull(ticket, blocks, **options)
+        self._began[handle] = began
+        return handle
+
+    def wait_timed(self, handle: int, *, most_s: float) -> tuple[str | None, float]:
+        """Wait for an outcome; returns its error and when it came, counted from `offer_timed` or `pull_timed`."""
         kept = self._handles[handle]
         try:
-            kept.wait(timeout_s=timeout_s)
+            kept.wait(timeout_s=most_s)
         except kvlink.KvlinkError:
             assert kept.outcome is not None
         return None if kept.error is None else type(kept.error).__name__, time.monotonic() - self._began[handle]
@@ -85,6 +92,10 @@ class LoadedWorker(NodeWorker):
     def slow_down(self, *, delay_ms: float) -> None:
         """Stretch the pulls that start from now on."""
         inject_faults(self._node, FaultScript(delay_ms=delay_ms))
+
+    def make_right_again(self) -> None:
+        """Let the pulls that start from now on take their own time."""
+        remove_faults(self._node)
 
     def usage(self) -> dict[str, int]:
         """Descriptors, mappings and resident bytes of this process, its own garbage collected."""

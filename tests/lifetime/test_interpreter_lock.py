@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 
-from helpers.patterns import Request
-from helpers.processes import Pair
+import pytest
+from helpers.patterns import Geometry, Placement, Request
+from helpers.processes import Pair, spawn_worker
+from helpers.soak import rounds
+
+from kvlink.errors import TicketExpired
+from kvlink.testing import Worker
 
 REQUEST = Request(source_blocks=(6, 1, 4), target_blocks=(0, 7, 3), num_tokens=11)
 HELD_S = 2.0
@@ -41,6 +48,50 @@ def test_a_lease_ends_on_time_though_the_interpreter_is_blocked(pair: Pair) -> N
         pair.expect(REQUEST)
     pair.verify()
     assert pair.source.call("wait_released", offered, timeout_s=1).error in (None, "TicketExpired")
+
+
+@pytest.fixture
+def nodes() -> Iterator[tuple[Worker, Worker]]:
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(spawn_worker("helpers.loaded_worker:LoadedWorker")) for _ in range(2)]
+        for name, worker in zip(("source", "target"), found, strict=True):
+            worker.call("open", Geometry(), Placement(), seed=1, name=name)
+        yield found[0], found[1]
+
+
+def test_a_long_hold_of_the_lock_moves_no_lease_and_looks_dead_to_nobody(nodes: tuple[Worker, Worker]) -> None:
+    """As an engine does that compiles a graph in one call. The source is held first, then the target."""
+    held_s = rounds(3, 10)
+    source, target = nodes
+    _, lasting = source.call("offer", [6], 4, ttl_s=60, readers=1 << 16)
+    target.call("measure", lasting, 7, seconds=0.1)  # connects
+    short_s = held_s / 2
+    expiring, its = source.call("offer", [5], 4, ttl_s=short_s, readers=1 << 16)
+    ends_at = time.monotonic() + short_s
+    source.start("hold_gil", held_s)
+    taken = target.call("measure", lasting, 7, seconds=0.7 * held_s)
+    assert len(taken) > 10
+    refused = target.call("pull", its, [4], deadline_s=held_s)
+    with pytest.raises(TicketExpired):
+        target.call("wait", refused)
+    refused_at = time.monotonic()
+    assert [peer["state"] for peer in target.call("peers")] == ["ready"]
+    held_from, held_until = source.result()
+    assert held_until - held_from >= held_s
+    assert ends_at < refused_at < held_until
+    assert source.call("wait_released", expiring, timeout_s=1).error == "TicketExpired"
+
+    offered, ticket = source.call("offer", [1], 4, ttl_s=60)
+    target.call("slow_down", delay_ms=300)
+    pulled = target.call("pull", ticket, [2], deadline_s=held_s)
+    target.start("hold_gil", short_s)
+    ended = source.call("wait_released", offered, timeout_s=held_s)
+    confirmed_at = time.monotonic()
+    assert ended.error is None
+    assert [peer["state"] for peer in source.call("peers")] == ["ready"]
+    _, held_until = target.result()
+    assert confirmed_at < held_until, "the handoff ended only when the interpreter was free again"
+    assert target.call("wait", pulled).phases_s["total"] < short_s
 
 
 def test_a_forked_child_gets_a_clear_error_and_disturbs_nothing(pair: Pair) -> None:

@@ -2,7 +2,7 @@
 
 Each case draws a script for `kvlink.testing.inject_faults`, runs one handoff under it between two nodes of this
 process, and refills the blocks of either side the moment they are released, as an engine would.
-`KVLINK_SOAK=1` runs 5,000 cases a lane in place of 100, `KVLINK_PROPERTY_SEED` says which.
+`KVLINK_SOAK=1` runs 3,000 cases a lane in place of 100, `KVLINK_PROPERTY_SEED` says which.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from kvlink import errors
 from kvlink.testing import FaultScript, inject_faults, remove_faults
 
-CASES_PER_LANE = rounds(100, 5000)
+CASES_PER_LANE = rounds(100, 3000)
 BLOCKS = 8
 BLOCK_BYTES = 256 << 10  # so that a handoff of six has three chunks
 #: A busy machine may keep the progress thread from the processor for so long; an outcome that waits for an event
@@ -147,6 +147,7 @@ def settings(cases_a_lane: int) -> hypothesis.settings:
     )
 
 
+@pytest.mark.slow
 def test_no_script_makes_a_handoff_wrongly_right_late_or_released_too_early(sides: Sides) -> None:
     @hypothesis.seed(SEED)
     @settings(CASES_PER_LANE)

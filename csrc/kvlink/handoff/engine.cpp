@@ -185,6 +185,11 @@ void Engine::connect(const PeerPtr& connected, int fd) {
 }
 
 void Engine::fail_peer(std::uint64_t id, Failure failure) {
+  {
+    // At once, so that a pull which is submitted after this call does not ride on the connection that it ends.
+    const std::lock_guard lock(mutex_);
+    alive_.erase(id);
+  }
   post([this, id, failure = std::move(failure)] {
     if (const PeerPtr found = peer(id)) lose(found, failure);
   });
