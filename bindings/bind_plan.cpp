@@ -163,18 +163,24 @@ nb::ndarray<nb::numpy, std::uint64_t, nb::ndim<2>> copies_of(const plan::Plan& p
   return {data, {count, std::tuple_size_v<CopyRow>}, owner};
 }
 
-/// What a stub lane sees: the number of copies and runs, and a checksum that keeps the compiler from skipping them.
-std::tuple<std::uint64_t, std::uint64_t, std::uint64_t> count_copies(const plan::Plan& plan, std::uint64_t begin,
-                                                                     std::uint64_t end) {
-  std::uint64_t copies = 0;
-  std::uint64_t runs = 0;
-  std::uint64_t offsets = 0;
-  plan.visit(begin, end, [&](const plan::StridedCopy& copy) {
+/// A lane that only counts: copies, runs, and a checksum that keeps the compiler from skipping them.
+struct CountingLane {
+  std::uint64_t copies{};
+  std::uint64_t runs{};
+  std::uint64_t offsets{};
+
+  void operator()(const plan::StridedCopy& copy) noexcept {
     ++copies;
     runs += std::uint64_t{copy.inner} * copy.outer;
     offsets ^= copy.source_offset + copy.target_offset;
-  });
-  return {copies, runs, offsets};
+  }
+};
+
+std::tuple<std::uint64_t, std::uint64_t, std::uint64_t> count_copies(const plan::Plan& plan, std::uint64_t begin,
+                                                                     std::uint64_t end) {
+  CountingLane lane;
+  plan.visit(begin, end, lane);
+  return {lane.copies, lane.runs, lane.offsets};
 }
 
 using RangeRow = std::tuple<std::string, std::string, std::string, std::uint64_t, std::uint64_t>;

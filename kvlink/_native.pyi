@@ -178,6 +178,14 @@ def ucx_log() -> list[str]:
     """Return UCX's latest errors and warnings, oldest first."""
 
 class Engine:
+def copy_block_table(given: object, into: object, *, num_blocks: int, called: str) -> None:
+    """
+    Copy the first entries of a list, a tuple, a range or an array of int32 into the array of int32 `into`.
+
+    Raises ``InvalidArgument`` for something that is no block id, and for a block out of range or twice in
+    `into`; `called` is what the message calls the table.
+    """
+
     """The native node. Thread-safe; every call but `close` returns at once."""
 
     def __init__(self, *, epoch: bytes, groups: Sequence[tuple[str, int, int, int, bool, int]], regions: Sequence[tuple[int, int]], ucx: UcxContext | None, copy_threads: int, max_handoffs: int) -> None:

@@ -80,8 +80,22 @@ class Plan {
   template <class Merger>
   void walk_op(Sides sides, std::size_t op, ByteRange range, Merger& merger) const;
 
-  static std::uint64_t offset_of(const Side& side, std::int32_t block, std::uint32_t token) noexcept {
-    return side.offset + static_cast<std::uint64_t>(block) * side.block_stride + token * side.token_stride;
+  /// Where the cells of one row start on one side: by block and token in memory, one behind the other in a packed
+  /// stream. Both are sums, so that the inner loop has no branch between them.
+  struct RowSide {
+    std::uint64_t offset{};  // of the next cell but for what its block and token add
+    std::uint64_t block_stride{};
+    std::uint64_t token_stride{};
+    std::uint64_t step{};
+
+    [[nodiscard]] std::uint64_t next(std::int32_t block, std::uint32_t token) noexcept {
+      const auto at = offset + static_cast<std::uint64_t>(block) * block_stride + token * token_stride;
+      offset += step;
+      return at;
+    }
+  };
+  static RowSide in_memory(const Side& side) noexcept {
+    return {.offset = side.offset, .block_stride = side.block_stride, .token_stride = side.token_stride, .step = 0};
   }
 
   [[nodiscard]] std::size_t op_at(std::uint64_t position) const noexcept;
@@ -100,7 +114,7 @@ class Plan {
 template <class Visit>
 class CopyMerger {
  public:
-  explicit CopyMerger(Visit& visit) : visit_(visit) {}
+  explicit CopyMerger(Visit& visit) : visit_(&visit) {}
 
   /// The cells that follow look like `cell` but for their offsets: one run, or a grid of at most two loops.
   void expect(const StridedCopy& cell) {
@@ -132,7 +146,7 @@ class CopyMerger {
       pending_.inner += cell_inner_;
       return;
     }
-    if (has_pending_) visit_(static_cast<const StridedCopy&>(pending_));
+    if (has_pending_) (*visit_)(static_cast<const StridedCopy&>(pending_));
     has_pending_ = true;
     pending_.run_bytes = cell_run_bytes_;
     pending_.inner = cell_inner_;
@@ -147,14 +161,14 @@ class CopyMerger {
   }
 
   void flush() {
-    if (has_pending_) visit_(static_cast<const StridedCopy&>(pending_));
+    if (has_pending_) (*visit_)(static_cast<const StridedCopy&>(pending_));
     has_pending_ = false;
   }
 
  private:
   static constexpr auto max_inner = std::numeric_limits<std::uint32_t>::max();
 
-  Visit& visit_;
+  Visit* visit_;
   StridedCopy pending_{};
   bool has_pending_{};
   bool mergeable_run_{};
@@ -194,27 +208,28 @@ void Plan::walk_op(Sides sides, std::size_t op_index, ByteRange range, Merger& m
     StridedCopy cell{};
     if (sides != Sides::target) cell.source_region = op.source.region;
     if (sides != Sides::source) cell.target_region = op.target.region;
-    const auto whole = whole_cell(shape, cell);
-    merger.expect(whole);
-    // Pairs with the same number of tokens have the same shape; most of a request is one such row.
-    for (; position < end && pairs[index].tokens == tokens; ++index, position += shape.bytes) {
-      const auto& pair = pairs[index];
-      const auto packed_offset = position - range.begin;
-      const auto source_offset =
-          sides == Sides::target ? packed_offset : offset_of(op.source, pair.source_block, pair.source_token);
-      const auto target_offset =
-          sides == Sides::source ? packed_offset : offset_of(op.target, pair.target_block, pair.target_token);
-      if (position >= begin && position + shape.bytes <= end && shape.depth <= 2) [[likely]] {
-        merger.place(source_offset, target_offset);
-        continue;
-      }
-      // The packed offset of a cell that starts before `begin` wraps, and the cut adds it back: unsigned on purpose.
-      cell.source_offset = source_offset;
-      cell.target_offset = target_offset;
+    // The packed offset of a cell that starts before `begin` wraps, and the cut adds it back: unsigned on purpose.
+    const RowSide packed{.offset = position - range.begin, .step = shape.bytes};
+    auto source = sides == Sides::target ? packed : in_memory(op.source);
+    auto target = sides == Sides::source ? packed : in_memory(op.target);
+    if (position < begin || shape.bytes > end - position || shape.depth > 2) {
+      cell.source_offset = source.next(pairs[index].source_block, pairs[index].source_token);
+      cell.target_offset = target.next(pairs[index].target_block, pairs[index].target_token);
       const auto cut_begin = begin > position ? begin - position : 0;
       cut_cell(shape, shape.depth, cell, cut_begin, std::min(shape.bytes, end - position), merger);
-      merger.expect(whole);
+      ++index;
+      position += shape.bytes;
+      continue;
     }
+    // Pairs with the same number of tokens have the same shape; most of a request is one such row.
+    merger.expect(whole_cell(shape, cell));
+    auto row = merger;  // A copy that nothing else can see, so that its numbers stay in registers.
+    for (auto whole_cells = (end - position) / shape.bytes; whole_cells != 0 && pairs[index].tokens == tokens;
+         --whole_cells, ++index, position += shape.bytes) {
+      const auto& pair = pairs[index];
+      row.place(source.next(pair.source_block, pair.source_token), target.next(pair.target_block, pair.target_token));
+    }
+    merger = row;
   }
 }
 
