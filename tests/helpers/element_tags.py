@@ -19,6 +19,7 @@ from kvlink.layout import CacheLayout, KVCache, validate_layout
 from kvlink.plan import compile_template, select
 
 Tables = dict[str, np.ndarray]
+Coordinate = tuple[str, str, str, int]  # group, layer, component, head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,8 @@ def check_handoff(sources: list[Rank], target: Rank, request: Request, rng: np.r
         plan_of(rank, layout, request, tables)
         for rank, layout, tables in zip(sources, taken, request.source_tables, strict=True)
     ]
+    for layout, (_, plan) in zip(taken, plans, strict=True):
+        assert named_by(plan) == tokens_taken(layout, target, request)
     fill_sources(sources, request)
     before = [backing.copy() for backing in target.backings]
     placed = place_by_reference(target, request)
@@ -63,7 +66,7 @@ def check_handoff(sources: list[Rank], target: Rank, request: Request, rng: np.r
         assert backing.tobytes() == wanted.tobytes()
 
 
-def coordinates_of(layouts: Sequence[CacheLayout]) -> Counter[tuple[str, str, str, int]]:
+def coordinates_of(layouts: Sequence[CacheLayout]) -> Counter[Coordinate]:
     """How often each (group, layer, component, head) is there."""
     return Counter(
         (part.group, part.layer, part.component, head)
@@ -71,6 +74,26 @@ def coordinates_of(layouts: Sequence[CacheLayout]) -> Counter[tuple[str, str, st
         for part in layout.parts
         for head in range(part.head_start, part.head_start + part.head_count)
     )
+
+
+def named_by(plan: Plan) -> dict[Coordinate, list[int]]:
+    """The tokens of each (group, layer, component, head) that would be named if nothing of this plan arrived."""
+    named: dict[Coordinate, list[int]] = {}
+    for group, layer, component, first_head, end_head, first, end in plan.describe(0, plan.total_bytes):
+        for head in range(first_head, end_head):
+            named.setdefault((group, layer, component, head), []).extend(range(first, end))
+    return named
+
+
+def tokens_taken(layout: CacheLayout, target: Rank, request: Request) -> dict[Coordinate, list[int]]:
+    """The same of what is taken from one source; slots count as token 0, however many there are."""
+    wanted = {}
+    for name, group in target.groups.items():
+        tokens = wanted_tokens(
+            group, request.target_tables[name], skip_tokens=request.skip_tokens, num_tokens=request.num_tokens
+        )
+        wanted[name] = [0][: len(tokens)] if group.slots else tokens.tolist()
+    return {coordinate: wanted[coordinate[0]] for coordinate in coordinates_of([layout]) if wanted[coordinate[0]]}
 
 
 def wanted_tokens(group: Group, table: np.ndarray, *, skip_tokens: int, num_tokens: int) -> np.ndarray:

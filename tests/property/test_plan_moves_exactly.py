@@ -217,15 +217,39 @@ def test_a_plan_moves_what_the_reference_moves(case, cuts, way):
 @settings(max_examples=100, deadline=None)
 @given(cases(), st.integers(0, 1 << 16), st.integers(0, 1 << 16))
 def test_what_did_not_arrive_is_named_and_the_prefix_before_it_is_right(case, left, right):
-    _, _, target, _, _, _, num_tokens, wanted = case
+    _, source, target, _, target_table, _, num_tokens, wanted = case
     _, plan = planned(case)
     begin, end = sorted((left % (plan.total_bytes + 1), right % (plan.total_bytes + 1)))
     described = plan.describe(begin, end)
     prefix = plan.valid_prefix_tokens([(begin, end)], num_tokens=num_tokens)
-    named = {(layer, c, t) for _, layer, c, first, stop in described for t in range(first, stop)}
-    assert {token for _, _, token in named} <= set(wanted)
-    assert prefix == min((token for _, _, token in named), default=num_tokens)
+    named = {
+        (layer, c, head, token)
+        for _, layer, c, first_head, end_head, first, stop in described
+        for head in range(first_head, end_head)
+        for token in range(first, stop)
+    }
+    assert {token for *_, token in named} <= set(wanted)
+    assert prefix == min((token for *_, token in named), default=num_tokens)
     if begin == end:
         assert not described
     if end - begin == plan.total_bytes:
-        assert named == {(layer, c, t) for layer, c in target.views for t in wanted}
+        assert named == {(*key, head, token) for key in target.views for head in target.heads for token in wanted}
+    assert touched(plan, begin, end, source, target, target_table, wanted) <= named
+
+
+def touched(plan, begin, end, source, target, table, wanted):
+    """The (layer, component, head, token) of the target that bytes [begin, end) of the stream change."""
+    for backing in source.backings:
+        backing[...] = 1
+    for backing in target.backings:
+        backing[...] = 0
+    execute(plan.copies(begin, end), regions_of(source.cache), regions_of(target.cache))
+    return {
+        (*key, head, token)
+        for key, view in target.views.items()
+        for token in wanted
+        for head, elements in zip(
+            target.heads, view[table[token // target.block_tokens], token % target.block_tokens], strict=True
+        )
+        if elements.any()
+    }

@@ -105,6 +105,8 @@ class PullBook {
   void fail(PullPtr pull, const Peer& culprit, const Failure& failure);
   void settle(PullPtr pull);
   [[nodiscard]] std::shared_ptr<const plan::Plan> plan_of(const Part& part, const Grant& grant) const;
+  /// What a part that was never granted was to bring: the blocks of its source are not known.
+  [[nodiscard]] std::shared_ptr<const plan::Plan> wanted_of(const Part& part) const;
   void note_missing(const Part& part, Result& result) const;
   /// Advances one transfer; true if it did anything.
   bool advance(Part& part);

@@ -187,4 +187,26 @@ std::vector<std::vector<BlockPair>> pair_groups(const Template& geometry, std::s
   return pairs;
 }
 
+std::vector<std::vector<BlockPair>> wanted_of_groups(const Template& geometry,
+                                                     std::span<const std::span<const std::int32_t>> target_tables,
+                                                     std::uint64_t first_token, std::uint64_t end_token) {
+  const auto groups = geometry.groups();
+  std::vector<std::vector<BlockPair>> pairs;
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    const auto table = target_tables[i];
+    if (geometry.token_bytes(i) == 0) {
+      pairs.emplace_back();
+    } else if (groups[i].slots) {
+      pairs.push_back(pair_slots(table, table));
+    } else {
+      // A source whose blocks are the target's own has every token that the target wants.
+      const auto tokens = groups[i].target_block_tokens;
+      pairs.push_back(
+          pair_blocks(table, tokens, table, tokens, groups[i].first_wanted_token(first_token, end_token), end_token));
+    }
+    for (auto& pair : pairs.back()) pair.source_block = -1;
+  }
+  return pairs;
+}
+
 }  // namespace kvlink::plan

@@ -26,6 +26,8 @@ struct FailedRange {
   std::uint32_t group{};
   std::uint32_t layer{};
   std::uint32_t component{};
+  std::uint32_t first_head{};  // in the model; what has no heads counts as head 0
+  std::uint32_t end_head{};
   std::uint64_t first_token{};  // counted from the start of the request
   std::uint64_t end_token{};
   bool operator==(const FailedRange&) const = default;
