@@ -108,23 +108,30 @@ def wanted_tokens(group: Group, table: np.ndarray, *, skip_tokens: int, num_toke
 def fill_sources(sources: Sequence[Rank], request: Request) -> None:
     """Write the tag of its coordinate into every element of the request that a source has a block for."""
     for rank, tables in zip(sources, request.source_tables, strict=True):
-        for key, view in rank.views.items():
-            group, table = rank.groups[key[0]], tables[key[0]]
+        for name, group in rank.groups.items():
+            table = tables[name]
             tokens = np.arange(len(table) if group.slots else request.num_tokens)
-            blocks = table[tokens // _tokens_of(group)]
-            real = blocks >= 0
-            view[blocks[real], tokens[real] % _tokens_of(group)] = _tags(key, group, tokens[real], rank.heads[key[0]])
+            tokens = tokens[table[tokens // _tokens_of(group)] >= 0]
+            place = table[tokens // _tokens_of(group)], tokens % _tokens_of(group)
+            elements = _elements(group, tokens, rank.heads[name])
+            for key, view in rank.views.items():
+                if key[0] == name:
+                    view[place] = _tags(key, group, elements)
 
 
 def place_by_reference(target: Rank, request: Request) -> int:
     """Write into the target what must arrive, and return how many bytes that is."""
     placed = 0
-    for key, view in target.views.items():
-        group, table = target.groups[key[0]], request.target_tables[key[0]]
+    for name, group in target.groups.items():
+        table = request.target_tables[name]
         tokens = wanted_tokens(group, table, skip_tokens=request.skip_tokens, num_tokens=request.num_tokens)
-        tags = _tags(key, group, tokens, target.heads[key[0]])
-        view[table[tokens // _tokens_of(group)], tokens % _tokens_of(group)] = tags
-        placed += tags.nbytes
+        place = table[tokens // _tokens_of(group)], tokens % _tokens_of(group)
+        elements = _elements(group, tokens, target.heads[name])
+        for key, view in target.views.items():
+            if key[0] == name:
+                tags = _tags(key, group, elements)
+                view[place] = tags
+                placed += tags.nbytes
     return placed
 
 
@@ -175,10 +182,17 @@ def _tokens_of(group: Group) -> int:
     return 1 if group.slots else group.block_tokens
 
 
-def _tags(key: Key, group: Group, tokens: np.ndarray, heads: range) -> np.ndarray:
-    """Return a number for each (token, head, dim), unlike those of other coordinates as far as the dtype can tell."""
-    base = np.uint64(zlib.crc32(repr(key).encode()))
-    elements = (tokens[:, None, None] * 64 + np.asarray(heads)[:, None]) * 512 + np.arange(group.dim)
-    mixed = (elements.astype(np.uint64) ^ (base << np.uint64(20))) * np.uint64(0x9E3779B97F4A7C15)
+def _elements(group: Group, tokens: np.ndarray, heads: range) -> np.ndarray:
+    """Return a number for each (token, head, dim)."""
+    of_head = np.arange(heads.start, heads.stop)[:, None] * 512 + np.arange(group.dim)
+    return (tokens[:, None, None] * (64 * 512) + of_head).view(np.uint64)
+
+
+def _tags(key: Key, group: Group, elements: np.ndarray) -> np.ndarray:
+    """Return what stands in `elements` of one component, unlike other coordinates as far as the dtype can tell."""
+    mixed = elements ^ np.uint64(zlib.crc32(repr(key).encode()) << 20)
+    mixed *= np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(29)
-    return (mixed * np.uint64(0xBF58476D1CE4E5B9) >> np.uint64(32)).astype(group.dtype)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    mixed >>= np.uint64(32)
+    return mixed.astype(group.dtype)
