@@ -238,7 +238,8 @@ Handle pull(std::shared_ptr<Engine> engine, const std::vector<SourceNumbers>& so
 }
 
 using ErrorText = std::pair<std::string, std::string>;
-using FailedText = std::tuple<std::string, std::string, std::string, std::uint64_t, std::uint64_t>;
+using FailedText =
+    std::tuple<std::string, std::string, std::string, std::uint32_t, std::uint32_t, std::uint64_t, std::uint64_t>;
 
 nb::object error_of(const Handle& handle) {
   const auto result = handle.handoff->result();
@@ -251,7 +252,8 @@ std::vector<FailedText> failed_of(const Handle& handle) {
   const auto result = handle.handoff->result();
   if (!result) return out;
   for (const auto& range : result->failed) {
-    out.emplace_back(range.group, range.layer, range.component, range.first_token, range.end_token);
+    out.emplace_back(range.group, range.layer, range.component, range.first_head, range.end_head, range.first_token,
+                     range.end_token);
   }
   return out;
 }

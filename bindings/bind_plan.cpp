@@ -32,7 +32,7 @@ namespace {
 namespace plan = kvlink::plan;
 
 using SideNumbers = std::array<std::uint64_t, 6>;
-using OpNumbers = std::tuple<std::array<std::uint32_t, 6>, SideNumbers, SideNumbers>;
+using OpNumbers = std::tuple<std::array<std::uint32_t, 7>, SideNumbers, SideNumbers>;
 using GroupNumbers = std::tuple<std::string, std::vector<std::uint32_t>>;
 using Table = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
@@ -55,9 +55,10 @@ plan::Op op_of(const OpNumbers& numbers) {
   return {.group = what[0],
           .layer = what[1],
           .component = what[2],
-          .heads = what[3],
-          .dims = what[4],
-          .element_bytes = what[5],
+          .first_head = what[3],
+          .heads = what[4],
+          .dims = what[5],
+          .element_bytes = what[6],
           .source = side_of(std::get<1>(numbers)),
           .target = side_of(std::get<2>(numbers))};
 }
@@ -163,27 +164,35 @@ nb::ndarray<nb::numpy, std::uint64_t, nb::ndim<2>> copies_of(const plan::Plan& p
   return {data, {count, std::tuple_size_v<CopyRow>}, owner};
 }
 
-/// What a stub lane sees: the number of copies and runs, and a checksum that keeps the compiler from skipping them.
-std::tuple<std::uint64_t, std::uint64_t, std::uint64_t> count_copies(const plan::Plan& plan, std::uint64_t begin,
-                                                                     std::uint64_t end) {
-  std::uint64_t copies = 0;
-  std::uint64_t runs = 0;
-  std::uint64_t offsets = 0;
-  plan.visit(begin, end, [&](const plan::StridedCopy& copy) {
+/// A lane that only counts: copies, runs, and a checksum that keeps the compiler from skipping them.
+struct CountingLane {
+  std::uint64_t copies{};
+  std::uint64_t runs{};
+  std::uint64_t offsets{};
+
+  void operator()(const plan::StridedCopy& copy) noexcept {
     ++copies;
     runs += std::uint64_t{copy.inner} * copy.outer;
     offsets ^= copy.source_offset + copy.target_offset;
-  });
-  return {copies, runs, offsets};
+  }
+};
+
+std::tuple<std::uint64_t, std::uint64_t, std::uint64_t> count_copies(const plan::Plan& plan, std::uint64_t begin,
+                                                                     std::uint64_t end) {
+  CountingLane lane;
+  plan.visit(begin, end, lane);
+  return {lane.copies, lane.runs, lane.offsets};
 }
 
-using RangeRow = std::tuple<std::string, std::string, std::string, std::uint64_t, std::uint64_t>;
+using RangeRow =
+    std::tuple<std::string, std::string, std::string, std::uint32_t, std::uint32_t, std::uint64_t, std::uint64_t>;
 
 std::vector<RangeRow> describe(const plan::Plan& plan, std::uint64_t begin, std::uint64_t end) {
   std::vector<RangeRow> rows;
   for (const auto& range : plan.describe({begin, end})) {
     rows.emplace_back(plan.geometry().groups()[range.group].name, plan.geometry().layers()[range.layer],
-                      std::string(plan::component_name(range.component)), range.first_token, range.end_token);
+                      std::string(plan::component_name(range.component)), range.first_head, range.end_head,
+                      range.first_token, range.end_token);
   }
   return rows;
 }
@@ -204,7 +213,8 @@ void bind_template(nb::module_& m) {
           nb::new_(&make_template), nb::kw_only(), "ops"_a, "groups"_a, "layers"_a, "source_region_bytes"_a,
           "target_region_bytes"_a,
           "Check and keep the numbers.\n\n"
-          "An op is ``((group, layer, component, heads, dims, element_bytes), source, target)``; a side is\n"
+          "An op is ``((group, layer, component, first_head, heads, dims, element_bytes), source, target)``; a side "
+          "is\n"
           "``(region, offset, block_stride, token_stride, head_stride, dim_stride)``; a group is ``(name,\n"
           "(source_index, target_index, source_block_tokens, target_block_tokens, source_num_blocks,\n"
           "target_num_blocks, window, slots, target_block_pool))``, without the last two where blocks hold tokens and\n"
@@ -256,7 +266,8 @@ void bind_copy_plan(nb::module_& m) {
       .def("count_copies", &count_copies, "begin"_a = 0, "end"_a = everything, nb::call_guard<nb::gil_scoped_release>(),
            "Visit ``[begin, end)`` as a lane would and return the number of copies, of runs, and a checksum.")
       .def("describe", &describe, "begin"_a, "end"_a,
-           "Return ``(group, layer, component, first_token, end_token)`` of what lies in ``[begin, end)``.")
+           "Return ``(group, layer, component, first_head, end_head, first_token, end_token)`` of what lies in\n"
+           "``[begin, end)``.")
       .def("valid_prefix_tokens", &valid_prefix_tokens, "missing"_a, nb::kw_only(), "num_tokens"_a,
            "Return how many tokens from the start are right although the ranges `missing` did not arrive.");
 }

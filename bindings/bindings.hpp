@@ -7,6 +7,7 @@ void bind_errors();
 void bind_plan(nanobind::module_& m);
 void bind_memory(nanobind::module_& m);
 void bind_ucx(nanobind::module_& m);
+void bind_block_tables(nanobind::module_& m);
 void bind_handoff(nanobind::module_& m);
 void bind_faults(nanobind::module_& m);
 void bind_bench(nanobind::module_& m);

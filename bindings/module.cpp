@@ -9,6 +9,7 @@ NB_MODULE(_native, m) {
   bind_plan(m);
   bind_memory(m);
   bind_ucx(m);
+  bind_block_tables(m);
   bind_handoff(m);
   bind_faults(m);
   bind_bench(m);

@@ -21,7 +21,7 @@ class Template:
         """
         Check and keep the numbers.
 
-        An op is ``((group, layer, component, heads, dims, element_bytes), source, target)``; a side is
+        An op is ``((group, layer, component, first_head, heads, dims, element_bytes), source, target)``; a side is
         ``(region, offset, block_stride, token_stride, head_stride, dim_stride)``; a group is ``(name,
         (source_index, target_index, source_block_tokens, target_block_tokens, source_num_blocks,
         target_num_blocks, window, slots, target_block_pool))``, without the last two where blocks hold tokens and
@@ -83,9 +83,10 @@ class Plan:
         Visit ``[begin, end)`` as a lane would and return the number of copies, of runs, and a checksum.
         """
 
-    def describe(self, begin: int, end: int) -> list[tuple[str, str, str, int, int]]:
+    def describe(self, begin: int, end: int) -> list[tuple[str, str, str, int, int, int, int]]:
         """
-        Return ``(group, layer, component, first_token, end_token)`` of what lies in ``[begin, end)``.
+        Return ``(group, layer, component, first_head, end_head, first_token, end_token)`` of what lies in
+        ``[begin, end)``.
         """
 
     def valid_prefix_tokens(self, missing: Sequence[tuple[int, int]], *, num_tokens: int) -> int:
@@ -176,6 +177,14 @@ class UcxContext:
 
 def ucx_log() -> list[str]:
     """Return UCX's latest errors and warnings, oldest first."""
+
+def copy_block_table(given: object, into: object, *, num_blocks: int, called: str) -> None:
+    """
+    Copy the first entries of a list, a tuple, a range or an array of int32 into the array of int32 `into`.
+
+    Raises ``InvalidArgument`` for something that is no block id, and for a block out of range or twice in
+    `into`; `called` is what the message calls the table.
+    """
 
 class Engine:
     """The native node. Thread-safe; every call but `close` returns at once."""
@@ -287,7 +296,7 @@ class Handoff:
     def error(self) -> tuple[str, str] | None: ...
 
     @property
-    def failed(self) -> list[tuple[str, str, str, int, int]]: ...
+    def failed(self) -> list[tuple[str, str, str, int, int, int, int]]: ...
 
     @property
     def valid_prefix_tokens(self) -> int: ...

@@ -6,16 +6,30 @@ its refusals by them on the wire, so ``error_class`` is the one way from a name 
 
 from __future__ import annotations
 
-FailedRange = tuple[str, str, str, int, int]
-"""Group, layer, component, first token and end token of something that did not arrive."""
+from typing import NamedTuple
+
+
+class FailedRange(NamedTuple):
+    """Something that did not arrive: the KV heads and the tokens of one component of one layer.
+
+    Heads are counted in the model, not in one rank's share of it, and tokens from the start of the request. What has
+    no head axis (MLA latents, most state) counts as head 0. State of a request as a whole counts as its token 0.
+    """
+
+    group: str
+    layer: str
+    component: str
+    first_head: int
+    end_head: int
+    first_token: int
+    end_token: int
 
 
 class KvlinkError(Exception):
     """What every error of kvlink derives from.
 
-    An error that a handoff ended with also says which part did not arrive. ``failed`` holds
-    ``(group, layer, component, first_token, end_token)`` ranges, and is empty when no byte range
-    is to blame. ``valid_prefix_tokens`` counts the tokens from the start of the request whose
+    An error that a handoff ended with also says which part did not arrive: ``failed``, which is
+    empty when no byte range is to blame. ``valid_prefix_tokens`` counts the tokens from the start of the request whose
     bytes may be used, so that an engine recomputes no more than it must.
     """
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 import kvlink
+from kvlink.bench.lane_reasons import lane_reasons
 from kvlink.bench.ranks import PAIRS, RankPool, Request
 from kvlink.bench.runs import RunReference
 from kvlink.bench.source import SEED
@@ -31,6 +32,7 @@ class LayoutRow(TypedDict):
     system: str
     pair: str
     lane: str
+    lane_reason: str
     threads: int
     sources: int
     run_bytes: int
@@ -94,9 +96,10 @@ def measure_layout(setting: LayoutSetting) -> LayoutRow:
         bench = _Bench(setting=setting, request=request, pool=pool, sources=sources, node=node, reference=reference)
         # The first handoff connects and maps, and is not counted: that happens once a pair of peers.
         warm_up, *repetitions = [bench.repeat(index) for index in range(setting.repeat + 1)]
+        reason = lane_reasons(node)
         sources.call("close")
         sources.close()
-    return _row(setting, request, repetitions, verified=warm_up.verified)
+    return _row(setting, request, repetitions, lane_reason=reason, verified=warm_up.verified)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +139,9 @@ class _Bench:
         )
 
 
-def _row(setting: LayoutSetting, request: Request, repetitions: list[_Repetition], *, verified: bool) -> LayoutRow:
+def _row(
+    setting: LayoutSetting, request: Request, repetitions: list[_Repetition], *, lane_reason: str, verified: bool
+) -> LayoutRow:
     moved_gb = request.moved_bytes / _GB
     speeds = [moved_gb / repetition.seconds for repetition in repetitions]
     ratios = [repetition.memcpy_seconds / repetition.seconds for repetition in repetitions]
@@ -144,6 +149,7 @@ def _row(setting: LayoutSetting, request: Request, repetitions: list[_Repetition
         system="kvlink",
         pair=setting.pair,
         lane="+".join(sorted({repetition.lane for repetition in repetitions})),
+        lane_reason=lane_reason,
         threads=setting.threads,
         sources=len(request.pair.sources),
         run_bytes=repetitions[0].run_bytes,

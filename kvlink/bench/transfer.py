@@ -16,6 +16,7 @@ from typing import TypedDict
 
 import kvlink
 from kvlink import _native
+from kvlink.bench.lane_reasons import lane_reasons
 from kvlink.bench.scattered import Geometry, Pool, Table, permutation, run_offsets
 from kvlink.bench.source import SEED
 from kvlink.testing import Worker
@@ -31,6 +32,7 @@ class Row(TypedDict):
 
     system: str
     lane: str
+    lane_reason: str
     op: str
     memory: str
     threads: int
@@ -120,9 +122,10 @@ def measure(setting: Setting, *, on_repetition: Callable[[Repetition], None] | N
                 repetitions.append(repetition)
                 if on_repetition is not None:
                     on_repetition(repetition)
+        lane_reason = lane_reasons(node)
         source.call("close")
         source.close()
-    return _row(setting, repetitions)
+    return _row(setting, repetitions, lane_reason=lane_reason)
 
 
 def _repeat(
@@ -155,13 +158,14 @@ def _tables(geometry: Geometry, index: int) -> tuple[Table, Table]:
     return permutation(geometry, seed=2 * index), permutation(geometry, seed=2 * index + 1)
 
 
-def _row(setting: Setting, repetitions: list[Repetition]) -> Row:
+def _row(setting: Setting, repetitions: list[Repetition], *, lane_reason: str) -> Row:
     geometry = setting.geometry
     moved_gb = geometry.moved_bytes / _GB
     speeds = [moved_gb / repetition.seconds for repetition in repetitions]
     return Row(
         system="kvlink",
         lane="+".join(sorted({repetition.lane for repetition in repetitions})),
+        lane_reason=lane_reason,
         op="pull",
         memory=setting.memory,
         threads=setting.threads,

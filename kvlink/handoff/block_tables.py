@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvlink import _native
 from kvlink.errors import InvalidArgument
 
 __all__ = ["Blocks", "BlockTable", "Group", "block_tables"]
@@ -18,10 +19,6 @@ BlockTable = npt.NDArray[np.int32]
 
 Blocks = Sequence[int] | BlockTable | Mapping[str, Sequence[int] | BlockTable]
 """What users give: one table, or one for each group by its name."""
-
-# Up to here Python's own functions are faster than NumPy's; below what is wrong, or has holes, is told apart.
-_FEW = 64
-_HIGHEST = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,47 +68,27 @@ def _by_group(blocks: Blocks, groups: Sequence[Group], operation: str) -> Mappin
 
 
 def _table(given: Any, group: Group, *, num_tokens: int, called: str) -> BlockTable:
-    table = _as_int32(given, called)
-    needed = len(table) if group.slots else -(-num_tokens // group.block_tokens)
+    if not isinstance(given, list | tuple | range):
+        given = _as_int32(given, called)
+    needed = len(given) if group.slots else -(-num_tokens // group.block_tokens)
+    table: BlockTable = np.empty(min(needed, len(given)), dtype=np.int32)
+    _native.copy_block_table(given, table, num_blocks=group.num_blocks, called=called)
     if len(table) < needed:
         raise InvalidArgument(
-            f"{called} has {len(table)} blocks, and {num_tokens} tokens in blocks of {group.block_tokens} need {needed}"
+            f"{called} has {len(given)} blocks, and {num_tokens} tokens in blocks of {group.block_tokens} need {needed}"
         )
-    table = table[:needed]
-    if needed <= _FEW:
-        listed = table.tolist()
-        if not listed or (min(listed) > -1 and max(listed) < group.num_blocks and len(set(listed)) == needed):
-            return table
-    ordered = table.copy()
-    ordered.sort()
-    if ordered[0] < -1 or ordered[-1] >= group.num_blocks:
-        out_of_range = table[(table < -1) | (table >= group.num_blocks)]
-        raise InvalidArgument(f"{called}: block {out_of_range[0]} is outside [0, {group.num_blocks}); -1 marks a hole")
-    again = ordered[1:] == ordered[:-1]
-    if again.any():
-        twice = ordered[1:][again]
-        if twice[-1] >= 0:  # holes stand first, and may be many
-            raise InvalidArgument(f"{called}: block {twice[twice >= 0][0]} appears twice")
     return table
 
 
 def _as_int32(given: Any, called: str) -> BlockTable:
     if isinstance(given, str | bytes) or not hasattr(given, "__len__"):
         raise InvalidArgument(f"{called} must be a list of block ids or an int32 array, not {type(given).__name__}")
-    if type(given) is np.ndarray and given.dtype == np.int32 and given.ndim == 1:
-        copied: BlockTable = given.copy()
-        return copied
     try:
         array = np.asarray(given)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise InvalidArgument(f"{called} is no array of block ids: {error}") from None
     if array.ndim != 1:
         raise InvalidArgument(f"{called} has {array.ndim} dimensions; a block table has one")
-    if not isinstance(given, list | tuple | range):
-        if array.dtype != np.int32:
-            raise InvalidArgument(f"{called} is an array of {array.dtype}; give int32")
-    elif array.size == 0:
-        return np.empty(0, dtype=np.int32)
-    elif array.dtype.kind != "i" or array.max() > _HIGHEST or array.min() < -_HIGHEST:
-        raise InvalidArgument(f"{called} holds something that is no block id")
-    return np.array(array, dtype=np.int32, order="C")
+    if array.dtype != np.int32:
+        raise InvalidArgument(f"{called} is an array of {array.dtype}; give int32")
+    return array

@@ -88,8 +88,8 @@ class Handle:
 
     @property
     def failed(self) -> tuple[FailedRange, ...]:
-        """What did not arrive, as ``(group, layer, component, first_token, end_token)``."""
-        return tuple(self._handoff.failed)
+        """What did not arrive."""
+        return tuple(FailedRange(*one) for one in self._handoff.failed)
 
     @property
     def bytes(self) -> int:

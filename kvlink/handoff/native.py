@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kvlink.errors import FailedRange
 from kvlink.handoff.block_tables import BlockTable
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class NativeHandoff(Protocol):
         """Name of the error class, and its message."""
 
     @property
-    def failed(self) -> Sequence[FailedRange]:
+    def failed(self) -> Sequence[tuple[str, str, str, int, int, int, int]]:
         """What did not arrive."""
 
     @property

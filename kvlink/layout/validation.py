@@ -69,17 +69,16 @@ def _checked_lattice(part: PartLayout, groups: dict[str, GroupLayout], region_by
         raise InvalidArgument(f"{part.label}: there are {part.total_kv_heads} heads in all")
     if part.region >= len(region_bytes):
         raise InvalidArgument(f"{part.label}: region {part.region} of {len(region_bytes)} regions")
-    axes = {
-        "block": (part.block_stride, group.num_blocks),
-        "token": (part.token_stride, group.block_tokens),
-        "head": (part.head_stride, part.head_count),
-        "dim": (part.dim_stride, part.head_dim),
-    }
-    # Innermost first: each axis must step over all that lies inside, or two coordinates share bytes.
+    axes = (
+        (part.block_stride, group.num_blocks, "block"),
+        (part.token_stride, group.block_tokens, "token"),
+        (part.head_stride, part.head_count, "head"),
+        (part.dim_stride, part.head_dim, "dim"),
+    )
+    innermost_first = sorted(axis for axis in axes if axis[1] > 1)
+    # Each axis must step over all that lies inside, or two coordinates share bytes.
     span = part.element_bytes
-    for name, (stride, count) in sorted(axes.items(), key=lambda item: item[1]):
-        if count == 1:
-            continue
+    for stride, count, name in innermost_first:
         if stride < span:
             raise InvalidArgument(
                 f"{part.label}: its {name}s share bytes: they are {stride} bytes apart and {span} bytes long"
@@ -89,15 +88,14 @@ def _checked_lattice(part: PartLayout, groups: dict[str, GroupLayout], region_by
         raise InvalidArgument(
             f"{part.label}: ends at byte {part.offset + span} of a region of {region_bytes[part.region]}"
         )
-    outermost_first = sorted((axis for axis in axes.values() if axis[1] > 1), reverse=True)
     return Lattice(
         part.label,
         part.offset,
-        tuple(outermost_first),
+        tuple((stride, count) for stride, count, _ in reversed(innermost_first)),
         part.element_bytes,
         block_pool=group.block_pool,
         group=group.name,
-        blocks=axes["block"],
+        blocks=(part.block_stride, group.num_blocks),
     )
 
 

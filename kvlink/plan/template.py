@@ -14,7 +14,7 @@ __all__ = ["compile_template"]
 _COMPONENTS: tuple[str, ...] = get_args(Component)
 
 _Side = tuple[int, int, int, int, int, int]
-_Op = tuple[tuple[int, int, int, int, int, int], _Side, _Side]
+_Op = tuple[tuple[int, int, int, int, int, int, int], _Side, _Side]
 _Group = tuple[str, tuple[int, ...]]
 
 
@@ -96,7 +96,7 @@ class _Compiler:
             holders = found.get((part.group, part.layer, part.component), [])
             what = (group_indices[part.group], layer_indices[part.layer], _COMPONENTS.index(part.component))
             for holder, first, count in self._shared_heads(part, holders):
-                numbers = (*what, count, part.head_dim, part.element_bytes)
+                numbers = (*what, first, count, part.head_dim, part.element_bytes)
                 ops.append((numbers, _side(holder, first), _side(part, first)))
         return ops
 

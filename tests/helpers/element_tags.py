@@ -19,6 +19,7 @@ from kvlink.layout import CacheLayout, KVCache, validate_layout
 from kvlink.plan import compile_template, select
 
 Tables = dict[str, np.ndarray]
+Coordinate = tuple[str, str, str, int]  # group, layer, component, head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,8 @@ def check_handoff(sources: list[Rank], target: Rank, request: Request, rng: np.r
         plan_of(rank, layout, request, tables)
         for rank, layout, tables in zip(sources, taken, request.source_tables, strict=True)
     ]
+    for layout, (_, plan) in zip(taken, plans, strict=True):
+        assert named_by(plan) == tokens_taken(layout, target, request)
     fill_sources(sources, request)
     before = [backing.copy() for backing in target.backings]
     placed = place_by_reference(target, request)
@@ -63,7 +66,7 @@ def check_handoff(sources: list[Rank], target: Rank, request: Request, rng: np.r
         assert backing.tobytes() == wanted.tobytes()
 
 
-def coordinates_of(layouts: Sequence[CacheLayout]) -> Counter[tuple[str, str, str, int]]:
+def coordinates_of(layouts: Sequence[CacheLayout]) -> Counter[Coordinate]:
     """How often each (group, layer, component, head) is there."""
     return Counter(
         (part.group, part.layer, part.component, head)
@@ -71,6 +74,26 @@ def coordinates_of(layouts: Sequence[CacheLayout]) -> Counter[tuple[str, str, st
         for part in layout.parts
         for head in range(part.head_start, part.head_start + part.head_count)
     )
+
+
+def named_by(plan: Plan) -> dict[Coordinate, list[int]]:
+    """The tokens of each (group, layer, component, head) that would be named if nothing of this plan arrived."""
+    named: dict[Coordinate, list[int]] = {}
+    for group, layer, component, first_head, end_head, first, end in plan.describe(0, plan.total_bytes):
+        for head in range(first_head, end_head):
+            named.setdefault((group, layer, component, head), []).extend(range(first, end))
+    return named
+
+
+def tokens_taken(layout: CacheLayout, target: Rank, request: Request) -> dict[Coordinate, list[int]]:
+    """The same of what is taken from one source; slots count as token 0, however many there are."""
+    wanted = {}
+    for name, group in target.groups.items():
+        tokens = wanted_tokens(
+            group, request.target_tables[name], skip_tokens=request.skip_tokens, num_tokens=request.num_tokens
+        )
+        wanted[name] = [0][: len(tokens)] if group.slots else tokens.tolist()
+    return {coordinate: wanted[coordinate[0]] for coordinate in coordinates_of([layout]) if wanted[coordinate[0]]}
 
 
 def wanted_tokens(group: Group, table: np.ndarray, *, skip_tokens: int, num_tokens: int) -> np.ndarray:
@@ -85,23 +108,30 @@ def wanted_tokens(group: Group, table: np.ndarray, *, skip_tokens: int, num_toke
 def fill_sources(sources: Sequence[Rank], request: Request) -> None:
     """Write the tag of its coordinate into every element of the request that a source has a block for."""
     for rank, tables in zip(sources, request.source_tables, strict=True):
-        for key, view in rank.views.items():
-            group, table = rank.groups[key[0]], tables[key[0]]
+        for name, group in rank.groups.items():
+            table = tables[name]
             tokens = np.arange(len(table) if group.slots else request.num_tokens)
-            blocks = table[tokens // _tokens_of(group)]
-            real = blocks >= 0
-            view[blocks[real], tokens[real] % _tokens_of(group)] = _tags(key, group, tokens[real], rank.heads[key[0]])
+            tokens = tokens[table[tokens // _tokens_of(group)] >= 0]
+            place = table[tokens // _tokens_of(group)], tokens % _tokens_of(group)
+            elements = _elements(group, tokens, rank.heads[name])
+            for key, view in rank.views.items():
+                if key[0] == name:
+                    view[place] = _tags(key, group, elements)
 
 
 def place_by_reference(target: Rank, request: Request) -> int:
     """Write into the target what must arrive, and return how many bytes that is."""
     placed = 0
-    for key, view in target.views.items():
-        group, table = target.groups[key[0]], request.target_tables[key[0]]
+    for name, group in target.groups.items():
+        table = request.target_tables[name]
         tokens = wanted_tokens(group, table, skip_tokens=request.skip_tokens, num_tokens=request.num_tokens)
-        tags = _tags(key, group, tokens, target.heads[key[0]])
-        view[table[tokens // _tokens_of(group)], tokens % _tokens_of(group)] = tags
-        placed += tags.nbytes
+        place = table[tokens // _tokens_of(group)], tokens % _tokens_of(group)
+        elements = _elements(group, tokens, target.heads[name])
+        for key, view in target.views.items():
+            if key[0] == name:
+                tags = _tags(key, group, elements)
+                view[place] = tags
+                placed += tags.nbytes
     return placed
 
 
@@ -152,10 +182,17 @@ def _tokens_of(group: Group) -> int:
     return 1 if group.slots else group.block_tokens
 
 
-def _tags(key: Key, group: Group, tokens: np.ndarray, heads: range) -> np.ndarray:
-    """Return a number for each (token, head, dim), unlike those of other coordinates as far as the dtype can tell."""
-    base = np.uint64(zlib.crc32(repr(key).encode()))
-    elements = (tokens[:, None, None] * 64 + np.asarray(heads)[:, None]) * 512 + np.arange(group.dim)
-    mixed = (elements.astype(np.uint64) ^ (base << np.uint64(20))) * np.uint64(0x9E3779B97F4A7C15)
+def _elements(group: Group, tokens: np.ndarray, heads: range) -> np.ndarray:
+    """Return a number for each (token, head, dim)."""
+    of_head = np.arange(heads.start, heads.stop)[:, None] * 512 + np.arange(group.dim)
+    return (tokens[:, None, None] * (64 * 512) + of_head).view(np.uint64)
+
+
+def _tags(key: Key, group: Group, elements: np.ndarray) -> np.ndarray:
+    """Return what stands in `elements` of one component, unlike other coordinates as far as the dtype can tell."""
+    mixed = elements ^ np.uint64(zlib.crc32(repr(key).encode()) << 20)
+    mixed *= np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(29)
-    return (mixed * np.uint64(0xBF58476D1CE4E5B9) >> np.uint64(32)).astype(group.dtype)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    mixed >>= np.uint64(32)
+    return mixed.astype(group.dtype)

@@ -61,8 +61,9 @@ def draw_request(sources: list[Rank], target: Rank, rng: np.random.Generator) ->
         tables = _tables(rank, rng, 0.0)
         for name, table in tables.items():
             tokens_of = 1 if rank.groups[name].slots else rank.groups[name].block_tokens
-            unneeded = np.setdiff1d(np.arange(len(table)), wanted.get(name, np.empty(0, np.int64)) // tokens_of)
-            table[unneeded[rng.random(len(unneeded)) < 0.5]] = -1
+            unneeded = rng.random(len(table)) < 0.5
+            unneeded[wanted.get(name, np.empty(0, np.int64)) // tokens_of] = False
+            table[unneeded] = -1
         source_tables.append(tables)
     return Request(
         num_tokens=num_tokens, skip_tokens=skip_tokens, source_tables=source_tables, target_tables=target_tables

@@ -5,6 +5,7 @@ The layout table spells them and the property test draws them. No bytes cross a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -14,6 +15,8 @@ from kvlink.layout import KVCache
 
 PAIRED = {"kv": ("k", "v"), "kv_scale": ("k_scale", "v_scale")}
 SINGLE = {"latent": "latent", "state": "state", "scale": "scale"}
+#: Memory starts full of this, from a place that is drawn, so that a byte that ought not to move shows.
+NOISE = np.random.default_rng(0).integers(0, 256, 4 << 20, np.uint8)
 Key = tuple[str, str, str]  # group, layer, component
 
 
@@ -102,11 +105,19 @@ class Rank:
 
 def build(fleet: Fleet, rng: np.random.Generator) -> list[Rank]:
     """Allocate the memory of all ranks, full of random bytes. A rank without any layer is left out."""
-    return [
-        _rank(fleet, layers, index, rng)
-        for layers, index in fleet.places()
-        if any(set(layers) & set(group.layers) for group in fleet.groups)
-    ]
+    return [_rank(fleet, layers, index, rng) for layers, index in _inhabited(fleet)]
+
+
+def build_one(fleet: Fleet, rng: np.random.Generator) -> Rank:
+    """The same for one rank, which is drawn: the others of a target's fleet take no part in a handoff to it."""
+    places = _inhabited(fleet)
+    layers, index = places[rng.integers(len(places))]
+    return _rank(fleet, layers, index, rng)
+
+
+def _inhabited(fleet: Fleet) -> list[tuple[tuple[str, ...], int]]:
+    of_groups = {layer for group in fleet.groups for layer in group.layers}
+    return [(layers, index) for layers, index in fleet.places() if not of_groups.isdisjoint(layers)]
 
 
 def _rank(fleet: Fleet, layers: tuple[str, ...], index: int, rng: np.random.Generator) -> Rank:
@@ -173,8 +184,9 @@ def _tensor(
         position = group.axes.index(axis)
         index[position] = slice(more, more + shape[position] * times, times)
         shape[position] = shape[position] * times + more
-    backing = rng.integers(0, 256, int(np.prod(shape)) * np.dtype(group.dtype).itemsize, np.uint8)
-    backing = backing.view(group.dtype).reshape(shape)
+    size = math.prod(shape) * np.dtype(group.dtype).itemsize
+    start = rng.integers(NOISE.size - size)
+    backing = NOISE[start : start + size].copy().view(group.dtype).reshape(shape)
     return backing[tuple(index)], backing
 
 

@@ -101,6 +101,11 @@ class RankWorker:
         assert kept.wait_released(timeout_s=timeout_s), kept
         return "" if kept.error is None else type(kept.error).__name__
 
+    def failed(self, handle: int) -> tuple[Any, ...]:
+        """What a handle says did not arrive."""
+        failed: tuple[Any, ...] = self._handles[handle].failed
+        return failed
+
     def state(self, handle: int) -> str:
         """How a handle stands."""
         return str(self._handles[handle].state)

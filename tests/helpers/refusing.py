@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from kvlink import errors
 
+LOST = errors.FailedRange("full", "a", "k", 0, 2, 3, 9)
+
 
 class Refusing:
     """Every method raises."""
 
     def lose_the_peer(self) -> None:
-        raise errors.PeerLost("the peer is gone", failed=(("full", "a", "k", 3, 9),), valid_prefix_tokens=3)
+        raise errors.PeerLost("the peer is gone", failed=(LOST,), valid_prefix_tokens=3)

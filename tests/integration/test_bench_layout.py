@@ -17,7 +17,7 @@ from kvlink.bench.runs import RunReference
 from kvlink.errors import InvalidArgument
 
 LAYOUT_ROW_KEYS = [
-    *("system", "pair", "lane", "threads", "sources", "run_bytes", "runs", "moved_bytes"),
+    *("system", "pair", "lane", "lane_reason", "threads", "sources", "run_bytes", "runs", "moved_bytes"),
     *("gbps_median", "gbps_min", "gbps_max", "memcpy_gbps", "ratio_to_memcpy", "ratio_min", "ratio_max", "verified"),
 ]
 RUN_BYTES = {
@@ -55,6 +55,7 @@ def test_every_pair_of_layouts_is_measured_and_verified():
     for row in rows:
         assert list(row) == LAYOUT_ROW_KEYS
         assert (row["lane"], row["verified"], row["moved_bytes"]) == ("mapped", True, 2 << 20)
+        assert row["lane_reason"].startswith("mapped from pools on this host")
         assert row["runs"] * row["run_bytes"] == row["moved_bytes"]
         assert 0 < row["ratio_min"] <= row["ratio_to_memcpy"] <= row["ratio_max"]
         assert 0 < row["gbps_min"] <= row["gbps_median"] <= row["gbps_max"]

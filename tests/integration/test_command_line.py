@@ -15,8 +15,9 @@ from helpers.source_text import ROOT
 import kvlink
 
 ROW_KEYS = [
-    *("system", "lane", "op", "memory", "threads", "block_bytes", "blocks", "gbps_median", "gbps_min", "gbps_max"),
-    *("post_us_median", "cpu_s_per_gb_source", "cpu_s_per_gb_target", "memcpy_gbps", "ratio_to_memcpy", "verified"),
+    *("system", "lane", "lane_reason", "op", "memory", "threads", "block_bytes", "blocks"),
+    *("gbps_median", "gbps_min", "gbps_max", "post_us_median", "cpu_s_per_gb_source", "cpu_s_per_gb_target"),
+    *("memcpy_gbps", "ratio_to_memcpy", "verified"),
 ]
 SMALL = ("--block-bytes", "4KiB,64KiB", "--total-bytes", "4MiB", "--repeat", "2")
 
@@ -60,6 +61,7 @@ def test_the_benchmark_verifies_what_it_moved_on_each_lane(lane, memory, env):
         assert list(row) == ROW_KEYS
         named = (row["system"], row["op"], row["lane"], row["memory"], row["threads"])
         assert named == ("kvlink", "pull", lane, memory, 1)
+        assert f"from {'pools' if memory == 'kvlink' else 'foreign memory'} on this host" in row["lane_reason"]
         assert row["verified"] is True
         assert 0 < row["gbps_min"] <= row["gbps_median"] <= row["gbps_max"]
         assert row["ratio_to_memcpy"] > 0

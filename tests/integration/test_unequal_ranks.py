@@ -223,6 +223,35 @@ def test_an_offer_that_never_comes_fails_the_pull_and_holds_nothing(crew: Crew, 
     engines.assert_nothing_held()
 
 
+def test_the_heads_of_a_rank_that_never_offers_are_among_what_did_not_arrive(crew: Crew, mapped: Lane) -> None:
+    engines = opened(crew, mapped, "tp4-tp2-hnd")
+    engines.prefill(seed=9)
+    # Connections stay, so that only the offers tell the two tickets apart.
+    ticket = engines.mint.offer(num_tokens=NUM_TOKENS, readers=2)
+    offers, pulls = engines.offer(ticket), engines.pull(ticket)
+    outcomes(pulls)
+    outcomes(offers)
+    ticket = engines.mint.offer(num_tokens=NUM_TOKENS, readers=2)
+    offered = [worker.call("offer", SOURCE_BLOCKS, ticket=ticket) for worker in engines.sources[1:]]
+    pulls = engines.pull(ticket, deadline_s=0.5, skip_tokens=3)
+    named = []
+    for worker, handle in pulls:
+        with pytest.raises((errors.DeadlineExceeded, errors.UnknownHandoff)):
+            worker.call("wait", handle, timeout_s=5)
+        worker.call("wait_until_released", handle)
+        named += worker.call("failed", handle)
+    # Each target draws two heads from each of two ranks, of which the first of all never offers. No byte is called
+    # right before all of a pull is, so the heads of its neighbour are named too.
+    assert {one[3:] for one in named if one.first_head < 4} == {(0, 2, 3, 14), (2, 4, 3, 14)}
+    assert {one[:3] for one in named} == {
+        ("full", layer, component) for layer in ("layers.0", "layers.1") for component in "kv"
+    }
+    for worker, handle in zip(engines.sources[1:], offered, strict=True):
+        worker.call("cancel", handle)
+        worker.call("wait_until_released", handle)
+    engines.assert_nothing_held()
+
+
 def test_one_ticket_is_offered_once_on_a_rank(crew: Crew, mapped: Lane) -> None:
     engines = opened(crew, mapped, "pp2-tp1")
     engines.prefill(seed=7)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from helpers.element_tags import check_handoff
 from helpers.fleet_draws import draw_fleets, draw_request
-from helpers.fleets import Fleet, Rank, build
+from helpers.fleets import Fleet, Rank, build, build_one
 from helpers.layout_table import refused_fields
 
 from kvlink.errors import LayoutMismatch
@@ -65,8 +65,7 @@ def check_case(number: int) -> str:
     rng = np.random.default_rng([SEED, number])
     source_fleet, target_fleet = draw_fleets(rng)
     sources = build(source_fleet, rng)
-    targets = build(target_fleet, rng)
-    target = targets[rng.integers(len(targets))]
+    target = build_one(target_fleet, rng)
     fields = why_refused(source_fleet, sources, target_fleet, target)
     if fields:
         check_refusal(sources, target, fields, seed=number)

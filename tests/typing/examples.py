@@ -38,7 +38,7 @@ def decode(node: kvlink.Node, ticket: dict[str, Any]) -> bytes:
     try:
         pull.wait(timeout_s=10)
     except errors.PeerLost as error:
-        assert_type(error.failed, tuple[tuple[str, str, str, int, int], ...])
+        assert_type(error.failed, tuple[errors.FailedRange, ...])
         assert_type(error.valid_prefix_tokens, int)
         raise
     assert_type(pull.lane, str)

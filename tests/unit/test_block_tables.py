@@ -70,9 +70,18 @@ def test_groups_come_in_the_order_of_the_cache() -> None:
         ([0, 1, 1.5], (FULL,), "no block id"),
         (["0", "1", "2"], (FULL,), "no block id"),
         ([True, False, True], (FULL,), "no block id"),
+        ([np.True_, 1, 2], (FULL,), "no block id"),
+        ([np.float32(0), 1, 2], (FULL,), "no block id"),
+        ([0, 1, 2, 3, "padding"], (FULL,), "no block id"),
+        ([0, 1, 2**31 - 1], (FULL,), r"block 2147483647 is outside"),
+        ([np.arange(3), [1], [2]], (FULL,), "2 dimensions"),
         ([None, 1, 2], (FULL,), "no block id"),
         ([[0], [1, 2]], (FULL,), "block"),
         ([[0, 1, 2]], (FULL,), "2 dimensions"),
+        (np.zeros((3, 1), dtype=np.int32), (FULL,), "2 dimensions"),
+        (np.array([0, 1, 8], dtype=np.int32), (FULL,), r"block 8 is outside \[0, 8\)"),
+        (np.array([5, -1, 5], dtype=np.int32), (FULL,), "block 5 appears twice"),
+        (np.array([0, 1, 2], dtype=">i4"), (FULL,), "array of >i4; give int32"),
         (np.arange(3), (FULL,), "array of int64; give int32"),
         (np.arange(3.0), (FULL,), "array of float64; give int32"),
         (np.arange(3, dtype=np.uint32), (FULL,), "array of uint32; give int32"),
@@ -98,3 +107,34 @@ def test_slots_of_state_are_taken_as_they_are_however_many_tokens_there_are() ->
     for wrong in ([5], [1, 1], [-2]):
         with pytest.raises(InvalidArgument, match="outside|twice"):
             tables(wrong, STATE)
+
+
+def test_a_list_that_shrinks_while_it_is_read_leaves_no_entry_unread() -> None:
+    class Shrinking:
+        def __index__(self) -> int:
+            del table[1:]
+            return 1
+
+    table: list[Any] = [Shrinking(), 2, 3]
+    with pytest.raises(InvalidArgument, match="became shorter while it was read"):
+        tables(table)
+
+
+def test_any_table_is_taken_or_refused_as_a_set_says() -> None:
+    """Random tables around the sizes where the set that finds repeats grows, with repeats of close and far blocks."""
+    rng = np.random.default_rng(5)
+    for length in (*range(12), 31, 32, 33, 127, 128, 129):
+        for _ in range(40):
+            group = Group(name="full", num_blocks=int(rng.integers(1, 300)), block_tokens=1)
+            table = rng.permutation(max(group.num_blocks, length))[:length].astype(np.int32)
+            table[rng.random(length) < 0.2] = -1
+            if length > 1 and rng.random() < 0.4:
+                table[rng.integers(length)] = table[rng.integers(length)]
+            blocks = table[table >= 0].tolist()
+            right = len(set(blocks)) == len(blocks) and max(blocks, default=0) < group.num_blocks
+            for given in (table, table.tolist()):
+                if right:
+                    assert tables(given, group, num_tokens=length) == [table.tolist()]
+                else:
+                    with pytest.raises(InvalidArgument, match="outside|twice"):
+                        tables(given, group, num_tokens=length)

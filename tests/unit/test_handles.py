@@ -74,13 +74,15 @@ def test_waiting_is_bounded_and_leaves_the_handoff_alone(node: kvlink.Node) -> N
 
 def test_a_failure_is_its_leaf_with_what_is_still_right(node: kvlink.Node) -> None:
     offer, native = make(node)
-    native.failed = [("full", "layers.0", "k", 4, 8)]
+    native.failed = [("full", "layers.0", "k", 2, 4, 4, 8)]
     native.valid_prefix_tokens = 4
     native.settle("PeerLost", "offer 7: connection reset", released=False)
     for use in (offer.poll, offer.wait, lambda: asyncio.run(_awaited(offer))):
         with pytest.raises(errors.PeerLost, match="connection reset") as caught:
             use()
-        assert caught.value.failed == (("full", "layers.0", "k", 4, 8),)
+        assert caught.value.failed == (("full", "layers.0", "k", 2, 4, 4, 8),)
+        assert caught.value.failed[0].first_head == 2
+        assert caught.value.failed[0].end_token == 8
         assert caught.value.valid_prefix_tokens == 4
         assert isinstance(caught.value, ConnectionError)
     assert offer.released is False

@@ -53,7 +53,7 @@ def test_slots_move_whole_whatever_the_tokens_are(first, end):
     plan = Plan(template, [int32(4, 2)], [int32(8, 1)], first_token=first, end_token=end)
     assert plan.total_bytes == 2 * 2 * 8 * 2
     assert plan.copies()[:, 2:5].tolist() == [[4 * 32, 8 * 32, 32], [2 * 32, 1 * 32, 32]]
-    assert plan.describe(0, 1) == [("state", "l0.ssm", "state", 0, 1)]
+    assert plan.describe(0, 1) == [("state", "l0.ssm", "state", 0, 2, 0, 1)]
     assert plan.valid_prefix_tokens([(0, 1)], num_tokens=end) == 0, "no token is right without the state"
 
 

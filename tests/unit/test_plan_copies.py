@@ -114,10 +114,10 @@ def test_any_cut_of_the_stream_gives_the_same_bytes(axes):
 def test_holes_of_the_target_are_not_wanted():
     plan = Plan(template(), table(3, -1, 5), table(1, -1, 0), end_token=12)
     assert plan.describe(0, plan.total_bytes) == [
-        ("full", "l0", "k", 0, 4),
-        ("full", "l0", "k", 8, 12),
-        ("full", "l0", "v", 0, 4),
-        ("full", "l0", "v", 8, 12),
+        ("full", "l0", "k", 0, 1, 0, 4),
+        ("full", "l0", "k", 0, 1, 8, 12),
+        ("full", "l0", "v", 0, 1, 0, 4),
+        ("full", "l0", "v", 0, 1, 8, 12),
     ]
 
 
@@ -142,7 +142,13 @@ def test_the_valid_prefix_ends_where_the_first_missing_token_is():
     assert plan.valid_prefix_tokens([(block - 1, block + 1)], num_tokens=10) == 0
     last_of_v = plan.total_bytes - 1
     assert plan.valid_prefix_tokens([(last_of_v, last_of_v + 1)], num_tokens=10) == 8
-    assert plan.describe(last_of_v, last_of_v + 1) == [("full", "l0", "v", 8, 10)]
+    assert plan.describe(last_of_v, last_of_v + 1) == [("full", "l0", "v", 0, 1, 8, 10)]
+
+
+def test_what_did_not_arrive_is_named_by_the_heads_of_the_model():
+    plan = Plan(template(heads=4, target_heads=range(1, 3)), table(2, 0), table(3, 1), end_token=6)
+    assert plan.describe(0, plan.total_bytes) == [("full", "l0", "k", 1, 3, 0, 6), ("full", "l0", "v", 1, 3, 0, 6)]
+    assert plan.describe(0, 1) == [("full", "l0", "k", 1, 3, 0, 4)]
 
 
 @pytest.mark.parametrize(

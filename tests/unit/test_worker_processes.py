@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from helpers.refusing import LOST
 
 from kvlink import errors
 from kvlink.testing import Worker, WorkerFailed
@@ -33,7 +34,8 @@ def test_an_error_of_kvlink_keeps_its_class_and_its_ranges():
         pytest.raises(errors.PeerLost, match="gone") as caught,
     ):
         refusing.call("lose_the_peer")
-    assert caught.value.failed == (("full", "a", "k", 3, 9),)
+    assert caught.value.failed == (LOST,)
+    assert caught.value.failed[0].end_token == 9
     assert caught.value.valid_prefix_tokens == 3
 
 

@@ -34,11 +34,13 @@ enum class State : std::uint8_t {
 };
 [[nodiscard]] const char* state_name(State state) noexcept;
 
-/// Tokens of one part of the cache that did not arrive.
+/// Heads and tokens of one part of the cache that did not arrive.
 struct FailedRange {
   std::string group;
   std::string layer;
   std::string component;
+  std::uint32_t first_head{};
+  std::uint32_t end_head{};
   std::uint64_t first_token{};
   std::uint64_t end_token{};
 };

@@ -123,6 +123,8 @@ class PullBook {
   void ask_parts(const PullPtr& pull);
   void tell_parts(const PullPtr& pull, On event);
   void note_failure(Pull& pull, const Cause& cause);
+  /// What a part that was never granted was to bring: the blocks of its source are not known.
+  [[nodiscard]] std::shared_ptr<const plan::Plan> wanted_of(const Part& part) const;
   void note_missing(const Part& part, Result& result) const;
   void note_success(Pull& pull);
   void settle(Pull& pull);

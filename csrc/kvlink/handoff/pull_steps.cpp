@@ -298,12 +298,25 @@ void PullBook::note_success(Pull& pull) {
   services_.counters.succeeded.fetch_add(1);
 }
 
+std::shared_ptr<const plan::Plan> PullBook::wanted_of(const Part& part) const {
+  const plan::Template& geometry = *part.peer->layout_template;
+  const PullRequest& request = part.pull->request;
+  std::vector<std::span<const std::int32_t>> tables;
+  for (const plan::GroupGeometry& group : geometry.groups()) tables.emplace_back(request.blocks[group.target_index]);
+  return std::make_shared<plan::Plan>(
+      part.peer->layout_template, plan::wanted_of_groups(geometry, tables, request.skip_tokens, request.num_tokens));
+}
+
 void PullBook::note_missing(const Part& part, Result& result) const {
-  if (part.at == At::valid || !part.plan) return;
-  for (const plan::FailedRange& range : part.plan->describe({0, part.plan->total_bytes()})) {
-    result.failed.push_back({.group = part.plan->geometry().groups()[range.group].name,
-                             .layer = part.plan->geometry().layers()[range.layer],
+  if (part.at == At::valid || part.peer->layout_template == nullptr) return;
+  const plan::Template& geometry = *part.peer->layout_template;
+  const auto wanted = part.plan ? part.plan : wanted_of(part);
+  for (const plan::FailedRange& range : wanted->describe({0, wanted->total_bytes()})) {
+    result.failed.push_back({.group = geometry.groups()[range.group].name,
+                             .layer = geometry.layers()[range.layer],
                              .component = std::string(plan::component_name(range.component)),
+                             .first_head = range.first_head,
+                             .end_head = range.end_head,
                              .first_token = range.first_token,
                              .end_token = range.end_token});
   }

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "kvlink/error.hpp"
+#include "kvlink/plan/repeats.hpp"
 
 namespace kvlink::plan {
 namespace {
@@ -22,24 +23,51 @@ std::int32_t checked_entry(std::span<const std::int32_t> table, std::size_t inde
   return block;
 }
 
-std::int32_t entry_of(std::span<const std::int32_t> table, std::uint64_t token, std::uint32_t block_tokens,
-                      const char* side) {
-  const auto index = token / block_tokens;
-  if (index >= table.size()) {
-    throw Error(Code::invalid_argument,
-                std::string("pair blocks: the ") + side + " table has " + std::to_string(table.size()) + " blocks of " +
-                    std::to_string(block_tokens) + " tokens, none for token " + std::to_string(token));
+/// One side of a walk over the tokens of a request. Stepping to the next block takes no division.
+class TableCursor {
+ public:
+  TableCursor(std::span<const std::int32_t> table, std::uint32_t block_tokens, std::uint64_t token, const char* side)
+      : table_(table),
+        side_(side),
+        block_tokens_(block_tokens),
+        entry_(token / block_tokens),
+        token_(static_cast<std::uint32_t>(token % block_tokens)) {}
+
+  [[nodiscard]] std::int32_t block() const {
+    if (entry_ < table_.size()) return checked_entry(table_, entry_, side_);
+    throw Error(Code::invalid_argument, std::string("pair blocks: the ") + side_ + " table has " +
+                                            std::to_string(table_.size()) + " blocks of " +
+                                            std::to_string(block_tokens_) + " tokens, none for token " +
+                                            std::to_string(entry_ * block_tokens_ + token_));
   }
-  return checked_entry(table, index, side);
-}
+  /// The token inside of its block, and how many there are from it to the block's end.
+  [[nodiscard]] std::uint32_t token() const noexcept { return token_; }
+  [[nodiscard]] std::uint32_t left() const noexcept { return block_tokens_ - token_; }
+
+  void advance(std::uint32_t tokens) noexcept {
+    if (tokens < left()) {
+      token_ += tokens;
+      return;
+    }
+    tokens -= left();
+    ++entry_;
+    token_ = tokens;
+    if (tokens < block_tokens_) return;
+    entry_ += tokens / block_tokens_;
+    token_ = tokens % block_tokens_;
+  }
+
+ private:
+  std::span<const std::int32_t> table_;
+  const char* side_;
+  std::uint32_t block_tokens_;
+  std::uint64_t entry_;
+  std::uint32_t token_;
+};
 
 /// Two table entries with one block would have two tokens race for the same bytes.
 void refuse_repeats(std::span<const std::int32_t> table) {
-  std::vector<std::int32_t> blocks(table.begin(), table.end());
-  std::ranges::sort(blocks);
-  const auto first_real = std::ranges::upper_bound(blocks, hole);
-  const auto repeat = std::adjacent_find(first_real, blocks.end());
-  if (repeat != blocks.end()) {
+  if (const auto repeat = find_repeat(table)) {
     throw Error(Code::invalid_argument, "pair blocks: target block " + std::to_string(*repeat) + " appears twice");
   }
 }
@@ -78,6 +106,16 @@ void refuse_shared_blocks(std::span<const GroupGeometry> groups, const std::vect
   }
 }
 
+std::vector<BlockPair> pairs_of_group(const Template& geometry, std::size_t index, const GroupTables& tables,
+                                      std::uint32_t source_block_tokens, std::uint64_t first_token,
+                                      std::uint64_t end_token) {
+  const auto& group = geometry.groups()[index];
+  if (geometry.token_bytes(index) == 0) return {};
+  if (group.slots) return pair_slots(tables.source, tables.target);
+  return pair_blocks(tables.source, source_block_tokens, tables.target, group.target_block_tokens,
+                     group.first_wanted_token(first_token, end_token), end_token);
+}
+
 }  // namespace
 
 std::vector<BlockPair> pair_blocks(std::span<const std::int32_t> source_table, std::uint32_t source_block_tokens,
@@ -91,23 +129,21 @@ std::vector<BlockPair> pair_blocks(std::span<const std::int32_t> source_table, s
   const auto wanted = entries_of(target_table, target_block_tokens, first_token, end_token);
   refuse_repeats(wanted);
   pairs.reserve(wanted.size() + entries_of(source_table, source_block_tokens, first_token, end_token).size());
+  TableCursor source{source_table, source_block_tokens, first_token, "source"};
+  TableCursor target{target_table, target_block_tokens, first_token, "target"};
   for (auto token = first_token; token < end_token;) {
-    const auto target_token = static_cast<std::uint32_t>(token % target_block_tokens);
-    const auto target_left = target_block_tokens - target_token;
-    const auto target_block = entry_of(target_table, token, target_block_tokens, "target");
-    if (target_block == hole) {
-      token += target_left;
-      continue;
+    auto tokens = static_cast<std::uint32_t>(std::min<std::uint64_t>(target.left(), end_token - token));
+    if (const auto target_block = target.block(); target_block != hole) {
+      const auto source_block = source.block();
+      if (source_block == hole) {
+        throw Error(Code::not_offered, "pair blocks: the target wants token " + std::to_string(token) +
+                                           ", which is in a hole of the source's table");
+      }
+      tokens = std::min(tokens, source.left());
+      pairs.push_back({source_block, target_block, source.token(), target.token(), tokens, token});
     }
-    const auto source_token = static_cast<std::uint32_t>(token % source_block_tokens);
-    const auto source_block = entry_of(source_table, token, source_block_tokens, "source");
-    if (source_block == hole) {
-      throw Error(Code::not_offered, "pair blocks: the target wants token " + std::to_string(token) +
-                                         ", which is in a hole of the source's table");
-    }
-    const auto both = std::min(target_left, source_block_tokens - source_token);
-    const auto tokens = static_cast<std::uint32_t>(std::min<std::uint64_t>(both, end_token - token));
-    pairs.push_back({source_block, target_block, source_token, target_token, tokens, token});
+    source.advance(tokens);
+    target.advance(tokens);
     token += tokens;
   }
   return pairs;
@@ -144,20 +180,24 @@ std::vector<std::vector<BlockPair>> pair_groups(const Template& geometry, std::s
   std::vector<std::vector<BlockPair>> pairs;
   pairs.reserve(groups.size());
   for (std::size_t i = 0; i < groups.size(); ++i) {
-    const auto& group = groups[i];
-    if (geometry.token_bytes(i) == 0) {
-      pairs.emplace_back();
-      continue;
-    }
-    if (group.slots) {
-      pairs.push_back(pair_slots(tables[i].source, tables[i].target));
-      continue;
-    }
-    pairs.push_back(pair_blocks(tables[i].source, group.source_block_tokens, tables[i].target,
-                                group.target_block_tokens, group.first_wanted_token(first_token, end_token),
-                                end_token));
+    pairs.push_back(pairs_of_group(geometry, i, tables[i], groups[i].source_block_tokens, first_token, end_token));
   }
   refuse_shared_blocks(groups, pairs);
+  return pairs;
+}
+
+std::vector<std::vector<BlockPair>> wanted_of_groups(const Template& geometry,
+                                                     std::span<const std::span<const std::int32_t>> target_tables,
+                                                     std::uint64_t first_token, std::uint64_t end_token) {
+  std::vector<std::vector<BlockPair>> pairs;
+  pairs.reserve(target_tables.size());
+  for (std::size_t i = 0; i < target_tables.size(); ++i) {
+    // A source whose blocks are the target's own has every token that the target wants.
+    const auto block_tokens = geometry.groups()[i].target_block_tokens;
+    const GroupTables own{target_tables[i], target_tables[i]};
+    pairs.push_back(pairs_of_group(geometry, i, own, block_tokens, first_token, end_token));
+    for (auto& pair : pairs.back()) pair.source_block = -1;
+  }
   return pairs;
 }
 

@@ -41,4 +41,10 @@ struct GroupTables {
                                                               std::span<const GroupTables> tables,
                                                               std::uint64_t first_token, std::uint64_t end_token);
 
+/// What `pair_groups` would pair if the source had every token, without blocks of the source (-1): what a target wants
+/// of a source that has not said where it has it. Throws like it.
+[[nodiscard]] std::vector<std::vector<BlockPair>> wanted_of_groups(
+    const Template& geometry, std::span<const std::span<const std::int32_t>> target_tables, std::uint64_t first_token,
+    std::uint64_t end_token);
+
 }  // namespace kvlink::plan

@@ -47,11 +47,18 @@ void check_pair(const BlockPair& pair, const GroupGeometry& group, Sides sides) 
 
 /// Adds one pair, as a longer end of the last range where it goes on from there.
 void append(std::vector<FailedRange>& ranges, const Op& op, const BlockPair& pair) {
-  const FailedRange range{op.group, op.layer, op.component, pair.sequence_token, pair.sequence_token + pair.tokens};
+  const FailedRange range{.group = op.group,
+                          .layer = op.layer,
+                          .component = op.component,
+                          .first_head = op.first_head,
+                          .end_head = op.first_head + op.heads,
+                          .first_token = pair.sequence_token,
+                          .end_token = pair.sequence_token + pair.tokens};
   if (!ranges.empty()) {
     auto& last = ranges.back();
-    if (last.group == range.group && last.layer == range.layer && last.component == range.component &&
-        last.end_token == range.first_token) {
+    const auto alike = last.group == range.group && last.layer == range.layer && last.component == range.component &&
+                       last.first_head == range.first_head && last.end_head == range.end_head;
+    if (alike && last.end_token == range.first_token) {
       last.end_token = range.end_token;
       return;
     }

@@ -7,6 +7,7 @@
 #include <limits>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "kvlink/plan/cell.hpp"
@@ -26,6 +27,8 @@ struct FailedRange {
   std::uint32_t group{};
   std::uint32_t layer{};
   std::uint32_t component{};
+  std::uint32_t first_head{};  // in the model; what has no heads counts as head 0
+  std::uint32_t end_head{};
   std::uint64_t first_token{};  // counted from the start of the request
   std::uint64_t end_token{};
   bool operator==(const FailedRange&) const = default;
@@ -80,9 +83,30 @@ class Plan {
   template <class Merger>
   void walk_op(Sides sides, std::size_t op, ByteRange range, Merger& merger) const;
 
-  static std::uint64_t offset_of(const Side& side, std::int32_t block, std::uint32_t token) noexcept {
-    return side.offset + static_cast<std::uint64_t>(block) * side.block_stride + token * side.token_stride;
-  }
+  /// Where the cells of one row start on one side: by block and token in memory, or one behind the other in a packed
+  /// stream. Each pair of these has a loop of its own, which does no more than it needs.
+  struct InMemory {
+    std::uint64_t offset{};
+    std::uint64_t block_stride{};
+    std::uint64_t token_stride{};
+
+    explicit InMemory(const Side& side) noexcept
+        : offset(side.offset), block_stride(side.block_stride), token_stride(side.token_stride) {}
+    [[nodiscard]] std::uint64_t next(std::int32_t block, std::uint32_t token) const noexcept {
+      return offset + static_cast<std::uint64_t>(block) * block_stride + token * token_stride;
+    }
+  };
+  struct Packed {
+    std::uint64_t offset{};
+    std::uint64_t step{};
+
+    [[nodiscard]] std::uint64_t next(std::int32_t, std::uint32_t) noexcept {
+      return std::exchange(offset, offset + step);
+    }
+  };
+  /// Places those of `pairs` that have as many tokens as the first, up to one that has not; returns how many they are.
+  template <class Merger, class SourceSide, class TargetSide>
+  static std::size_t place_row(std::span<const BlockPair> pairs, Merger& merger, SourceSide source, TargetSide target);
 
   [[nodiscard]] std::size_t op_at(std::uint64_t position) const noexcept;
   /// The pair of `group` that holds its token number `token`, counted over the pairs alone.
@@ -100,7 +124,7 @@ class Plan {
 template <class Visit>
 class CopyMerger {
  public:
-  explicit CopyMerger(Visit& visit) : visit_(visit) {}
+  explicit CopyMerger(Visit& visit) : visit_(&visit) {}
 
   /// The cells that follow look like `cell` but for their offsets: one run, or a grid of at most two loops.
   void expect(const StridedCopy& cell) {
@@ -132,7 +156,7 @@ class CopyMerger {
       pending_.inner += cell_inner_;
       return;
     }
-    if (has_pending_) visit_(static_cast<const StridedCopy&>(pending_));
+    if (has_pending_) (*visit_)(static_cast<const StridedCopy&>(pending_));
     has_pending_ = true;
     pending_.run_bytes = cell_run_bytes_;
     pending_.inner = cell_inner_;
@@ -147,14 +171,14 @@ class CopyMerger {
   }
 
   void flush() {
-    if (has_pending_) visit_(static_cast<const StridedCopy&>(pending_));
+    if (has_pending_) (*visit_)(static_cast<const StridedCopy&>(pending_));
     has_pending_ = false;
   }
 
  private:
   static constexpr auto max_inner = std::numeric_limits<std::uint32_t>::max();
 
-  Visit& visit_;
+  Visit* visit_;
   StridedCopy pending_{};
   bool has_pending_{};
   bool mergeable_run_{};
@@ -194,28 +218,50 @@ void Plan::walk_op(Sides sides, std::size_t op_index, ByteRange range, Merger& m
     StridedCopy cell{};
     if (sides != Sides::target) cell.source_region = op.source.region;
     if (sides != Sides::source) cell.target_region = op.target.region;
-    const auto whole = whole_cell(shape, cell);
-    merger.expect(whole);
-    // Pairs with the same number of tokens have the same shape; most of a request is one such row.
-    for (; position < end && pairs[index].tokens == tokens; ++index, position += shape.bytes) {
-      const auto& pair = pairs[index];
-      const auto packed_offset = position - range.begin;
-      const auto source_offset =
-          sides == Sides::target ? packed_offset : offset_of(op.source, pair.source_block, pair.source_token);
-      const auto target_offset =
-          sides == Sides::source ? packed_offset : offset_of(op.target, pair.target_block, pair.target_token);
-      if (position >= begin && position + shape.bytes <= end && shape.depth <= 2) [[likely]] {
-        merger.place(source_offset, target_offset);
-        continue;
-      }
-      // The packed offset of a cell that starts before `begin` wraps, and the cut adds it back: unsigned on purpose.
-      cell.source_offset = source_offset;
-      cell.target_offset = target_offset;
+    // The packed offset of a cell that starts before `begin` wraps, and the cut adds it back: unsigned on purpose.
+    Packed packed{.offset = position - range.begin, .step = shape.bytes};
+    if (position < begin || shape.bytes > end - position || shape.depth > 2) {
+      const auto& pair = pairs[index++];
+      cell.source_offset = cell.target_offset = packed.offset;
+      if (sides != Sides::target) cell.source_offset = InMemory(op.source).next(pair.source_block, pair.source_token);
+      if (sides != Sides::source) cell.target_offset = InMemory(op.target).next(pair.target_block, pair.target_token);
       const auto cut_begin = begin > position ? begin - position : 0;
       cut_cell(shape, shape.depth, cell, cut_begin, std::min(shape.bytes, end - position), merger);
-      merger.expect(whole);
+      position += shape.bytes;
+      continue;
     }
+    // Pairs with the same number of tokens have the same shape; most of a request is one such row.
+    const auto row =
+        pairs.subspan(index, std::min<std::uint64_t>(pairs.size() - index, (end - position) / shape.bytes));
+    merger.expect(whole_cell(shape, cell));
+    std::size_t placed = 0;
+    switch (sides) {
+      case Sides::both:
+        placed = place_row(row, merger, InMemory(op.source), InMemory(op.target));
+        break;
+      case Sides::source:
+        placed = place_row(row, merger, InMemory(op.source), packed);
+        break;
+      case Sides::target:
+        placed = place_row(row, merger, packed, InMemory(op.target));
+        break;
+    }
+    index += placed;
+    position += placed * shape.bytes;
   }
+}
+
+template <class Merger, class SourceSide, class TargetSide>
+std::size_t Plan::place_row(std::span<const BlockPair> pairs, Merger& merger, SourceSide source, TargetSide target) {
+  auto row = merger;  // A copy that nothing else can see, so that its numbers stay in registers.
+  std::size_t placed = 0;
+  for (const auto& pair : pairs) {
+    if (pair.tokens != pairs.front().tokens) break;
+    row.place(source.next(pair.source_block, pair.source_token), target.next(pair.target_block, pair.target_token));
+    ++placed;
+  }
+  merger = row;
+  return placed;
 }
 
 }  // namespace kvlink::plan

@@ -24,8 +24,9 @@ struct Side {
 /// One piece of the template: the same elements on both sides.
 struct Op {
   std::uint32_t group{};
-  std::uint32_t layer{};      // index into the template's list of global layer names
-  std::uint32_t component{};  // index into the names of template.hpp
+  std::uint32_t layer{};       // index into the template's list of global layer names
+  std::uint32_t component{};   // index into the names of template.hpp
+  std::uint32_t first_head{};  // in the model; 0 where elements have no heads
   std::uint32_t heads{1};
   std::uint32_t dims{1};
   std::uint32_t element_bytes{1};

@@ -82,6 +82,9 @@ void check_op(const Op& op, std::span<const GroupGeometry> groups, std::size_t l
   if (op.layer >= layer_count) refuse(what + " is of layer " + std::to_string(op.layer));
   if (op.component >= component_count) refuse(what + " is of component " + std::to_string(op.component));
   if (op.heads == 0 || op.dims == 0 || op.element_bytes == 0) refuse(what + " has no bytes");
+  if (op.first_head > std::numeric_limits<std::uint32_t>::max() - op.heads) {
+    refuse(what + " is of heads that overflow 32 bits");
+  }
   const auto& group = groups[op.group];
   const auto tokens = std::max(group.source_block_tokens, group.target_block_tokens);
   const auto elements = multiply(multiply(op.heads, op.dims, what), op.element_bytes, what);
