@@ -16,7 +16,7 @@ NATIVE := setup.py $(shell find csrc bindings -name '*.[ch]pp')
 CXX_FILES := $(shell find csrc bindings tests -name '*.[ch]pp' 2>/dev/null)
 PY_FILES := kvlink tests benchmarks examples setup.py
 
-.PHONY: install demo test lint bench format stub clean
+.PHONY: install demo test lint bench format states model-check stub clean
 
 install: $(VENV)/.native
 
@@ -68,6 +68,14 @@ bench: install
 	$(BIN)/kvlink bench transfer
 	$(BIN)/kvlink bench layout
 	$(BIN)/kvlink bench plan
+
+# docs/STATES.md, from the table of transitions.
+states: install
+	PYTHONPATH=tests $(BIN)/python -m model.generate
+
+# The table of transitions under spin, intact and without each of its guards in turn.
+model-check: install
+	@PYTHONPATH=tests $(BIN)/python -m model.check $(ARGS)
 
 stub: install
 	$(BIN)/python -m nanobind.stubgen -q -m kvlink._native -p bindings/stub_patterns.txt -o kvlink/_native.pyi

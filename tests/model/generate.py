@@ -10,9 +10,9 @@ from model.table import ROOT, TABLE, Row, parse, values
 STATES = ROOT / "docs/STATES.md"
 _INTRODUCTION = """# States of a handoff
 
-Generated from [transitions.hpp](../csrc/kvlink/handoff/transitions.hpp) by `make states`; a test fails when it is stale.
-The books of both sides run from that table, and `make model-check` explores it with spin: crashes, reordering, expiry at
-any time, and every guard taken out in turn.
+Generated from [transitions.hpp](../csrc/kvlink/handoff/transitions.hpp) by `make states`; a test fails when it is old.
+The books of both sides run from that table, and `make model-check` explores it with spin: crashes, reordering, expiry
+at any time, and every guard taken out in turn.
 
 Of the rows for one state and event, the first whose guards all hold is taken. If there is none, nothing happens. `none`
 is where a machine is before it begins and after it has ended; a row to `same` stays where it is.

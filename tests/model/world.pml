@@ -74,8 +74,9 @@ hidden byte m, g, p, i, by_peer, from_target, from_life, from_source;
 #define IF_part_has_bytes true
 #define IF_part_drained (copier[p] == 0 || copier[p] >= 3)
 #define IF_part_all_arrived (copier[p] == 3)
-#define IF_pull_all_parts_moved (at_part[p] == AT_moved)
-#define IF_pull_all_parts_valid (at_part[p] == AT_valid)
+/* A pull has one source here: all of its parts have moved when one has. */
+#define IF_pull_all_parts_moved true
+#define IF_pull_all_parts_valid true
 #define IF_pull_all_parts_gone (at_part[p] == AT_none)
 
 #define GO_offer(to) at_offer = to
@@ -89,7 +90,10 @@ hidden byte m, g, p, i, by_peer, from_target, from_life, from_source;
 
 inline GO_grant(to) {
   if
-  :: (to == AT_granted || to == AT_parked) -> g = m
+  :: (to == AT_granted || to == AT_parked) ->
+     /* P5: no claim waits for an offer that is over. */
+     assert(to == AT_granted || !seen);
+     g = m
   :: else ->
      /* P8: nobody loses a grant by what another does. */
      assert(!by_peer || gave_up[g] || dead[g])
