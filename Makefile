@@ -20,7 +20,7 @@ GEOMETRY_CASES ?= 20000
 # Endurance, and properties whose long form takes minutes; each prints its seed.
 SOAK_TESTS := tests/property tests/lifetime tests/errors/test_stopped_peer.py tests/errors/test_many_cancels.py
 
-.PHONY: install demo test soak lint bench format stub clean
+.PHONY: install demo test soak lint bench format states model-check stub clean
 
 install: $(VENV)/.native
 
@@ -80,6 +80,14 @@ bench: install
 	$(BIN)/kvlink bench transfer
 	$(BIN)/kvlink bench layout
 	$(BIN)/kvlink bench plan
+
+# docs/STATES.md, from the table of transitions.
+states: install
+	PYTHONPATH=tests $(BIN)/python -m model.generate
+
+# The table of transitions under spin, intact and without each of its guards in turn.
+model-check: install
+	@PYTHONPATH=tests $(BIN)/python -m model.check $(ARGS)
 
 stub: install
 	$(BIN)/python -m nanobind.stubgen -q -m kvlink._native -p bindings/stub_patterns.txt -o kvlink/_native.pyi

@@ -75,7 +75,6 @@ class OfferBook {
     AttemptId attempt;
     Claim claim;
     std::shared_ptr<transport::StagedSender> sender{};  // staged lane only
-    bool fetched{false};
   };
   struct Offer {
     At at{At::none};

@@ -41,18 +41,15 @@ Set<If> OfferBook::guards_of(const Offer& offer, const News& news) const {
 Set<If> OfferBook::guards_of(const Offer* offer, const Grant* grant, const News& news) const {
   Set<If> holding;
   holding.put(If::known, offer != nullptr);
-  if (offer == nullptr) {
-    const HandoffId& id = news.attempt.handoff;
-    // Ids of this node's own are known before their tickets leave; only a mint's may come ahead of their offers.
-    holding.put(If::may_park, id.epoch != services_.epoch && unseen(id) && parked_.size() < kParkedLimit);
-  } else {
-    holding.put(If::tokens_fit, news.claim && news.claim->end_token <= offer->request.num_tokens);
-    holding.put(If::reader_left, offer->validated + offer->grants.size() < offer->request.readers);
-  }
+  const HandoffId& id = news.attempt.handoff;
+  // Ids of this node's own are known before their tickets leave; only a mint's may come ahead of their offers.
+  holding.put(If::may_park, id.epoch != services_.epoch && unseen(id) && parked_.size() < kParkedLimit);
+  // An offer that is not there has no bounds: only `known` keeps it from being claimed.
+  holding.put(If::tokens_fit, offer == nullptr || (news.claim && news.claim->end_token <= offer->request.num_tokens));
+  holding.put(If::reader_left, offer == nullptr || offer->validated + offer->grants.size() < offer->request.readers);
   if (grant != nullptr) {
     holding.put(If::same_peer, grant->peer == news.peer);
     holding.put(If::same_attempt, grant->attempt == news.attempt);
-    holding.put(If::not_fetched, !grant->fetched);
   }
   return holding;
 }
@@ -97,10 +94,12 @@ void OfferBook::step_grant(Offer* offer, Grant* grant, At from, On event, const 
         {.peer = news.peer, .attempt = news.attempt, .claim = *news.claim, .until_ns = now_ns() + park_ms * kNsPerMs});
   } else if (row->to == At::none && grant != nullptr) {
     grant->at = At::none;
-    if (from == At::granted) {
+    if (from != At::parked) {
       const auto place = std::ranges::find_if(offer->grants, [&](const Grant& each) { return &each == grant; });
       ended.splice(ended.begin(), offer->grants, place);
     }
+  } else if (row->to != At::same && grant != nullptr) {
+    grant->at = row->to;
   }
   for (const Do action : row->actions) perform(action, offer, grant, news);
 }
@@ -241,7 +240,6 @@ void OfferBook::send_grant(const Offer& offer, const Grant& grant) {
 }
 
 void OfferBook::start_sender(Offer& offer, Grant& grant, const News& news) {
-  grant.fetched = true;
   try {
     auto plan = plan_of_fetch(*news.peer, *news.fetch, offer.request.blocks, services_.holds->groups());
     grant.sender = news.peer->reach.make_sender(std::move(plan), news.attempt, services_, news.peer->title());

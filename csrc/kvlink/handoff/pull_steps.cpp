@@ -49,7 +49,6 @@ Set<If> PullBook::guards_of(const Part& part, const News& news) {
   holding.put(If::has_bytes, part.plan && part.plan->total_bytes() != 0);
   const bool drained = !part.transfer || part.transfer->drained();
   holding.put(If::drained, drained);
-  // What a transfer says about its bytes counts only once it has drained.
   holding.put(If::all_arrived, drained && part.transfer && all_arrived(*part.transfer, *part.plan));
   return holding;
 }

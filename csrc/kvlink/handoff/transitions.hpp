@@ -23,13 +23,14 @@ enum class Machine : std::uint8_t {
 /// States. `none`: not there, or not there any more.
 enum class At : std::uint8_t {
   none,
-  same,  // only where a row goes to: stays where it is
+  same,  // only where a row goes to: it stays where it is
   // offer
   offered,
   granted,  // somebody reads, or has read; of a grant: may read
   ended,
   // grant
   parked,
+  sending,  // staged lane: granted, and the source sends
   // pull
   open,
   stopping,  // the outcome is known, and the parts are told to stop
@@ -93,7 +94,6 @@ enum class If : std::uint8_t {
   reader_left,      // fewer readers have a grant or VALID than the offer is for
   same_peer,        // by the connection, which belongs to one life of either side
   same_attempt,     // by the number of the try
-  not_fetched,      // nothing is sent for the grant yet
   last_reader,      // all readers have VALID
   no_grants,        // no grant of the offer lives
   lease_lives,      // by the source's clock
@@ -101,7 +101,7 @@ enum class If : std::uint8_t {
   lane_fits,        // the lane that is required leads to the source
   has_bytes,        // the source delivers something
   drained,          // no thread, operation or chunk of the part writes blocks
-  all_arrived,      // the transfer brought every byte of the plan
+  all_arrived,      // the transfer has drained, and brought every byte of the plan
   all_parts_moved,  // of the pull
   all_parts_valid,
   all_parts_gone,
@@ -240,24 +240,28 @@ inline constexpr Row kTransitions[] = {
     {Machine::grant, At::none, On::claim,
      {If::known, If::tokens_fit, If::reader_left}, At::granted, {Do::tell_opened, Do::send_grant}},
     {Machine::grant, At::none, On::claim, {If::may_park}, At::parked, {}},
-    {Machine::grant, {At::none, At::granted}, On::claim, {}, At::same, {Do::count_refused, Do::send_refuse}},
+    {Machine::grant, {At::none, At::granted, At::sending}, On::claim,
+     {}, At::same, {Do::count_refused, Do::send_refuse}},
     {Machine::grant, At::parked, On::opened, {}, At::none, {Do::claim_again}},
     {Machine::grant, At::parked, On::lapse, {}, At::none, {Do::count_refused, Do::send_refuse}},
     {Machine::grant, At::parked, On::cancel, {If::same_peer, If::same_attempt}, At::none, {}},
     {Machine::grant, At::parked, On::peer_lost, {If::same_peer}, At::none, {}},
     {Machine::grant, At::granted, On::fetch,
-     {If::same_peer, If::same_attempt, If::not_fetched}, At::same, {Do::start_sender}},
-    {Machine::grant, {At::none, At::granted}, On::fetch, {}, At::same, {Do::count_stale}},
-    {Machine::grant, At::granted, On::renew, {If::same_peer, If::same_attempt}, At::same, {Do::tell_renew}},
-    {Machine::grant, {At::none, At::granted}, On::renew, {}, At::same, {Do::count_stale}},
-    {Machine::grant, At::granted, On::confirm,
+     {If::same_peer, If::same_attempt}, At::sending, {Do::start_sender}},
+    {Machine::grant, {At::none, At::granted, At::sending}, On::fetch, {}, At::same, {Do::count_stale}},
+    {Machine::grant, {At::granted, At::sending}, On::renew,
+     {If::same_peer, If::same_attempt}, At::same, {Do::tell_renew}},
+    {Machine::grant, {At::none, At::granted, At::sending}, On::renew, {}, At::same, {Do::count_stale}},
+    {Machine::grant, {At::granted, At::sending}, On::confirm,
      {If::same_peer, If::same_attempt}, At::none, {Do::count_reader, Do::send_valid, Do::stop_sender, Do::tell_read}},
     // The grant lapsed while its bytes were on their way: what was read may be anything (P1).
-    {Machine::grant, {At::none, At::granted}, On::confirm, {}, At::same, {Do::count_stale, Do::send_refuse}},
-    {Machine::grant, At::granted, On::cancel,
+    {Machine::grant, {At::none, At::granted, At::sending}, On::confirm,
+     {}, At::same, {Do::count_stale, Do::send_refuse}},
+    {Machine::grant, {At::granted, At::sending}, On::cancel,
      {If::same_peer, If::same_attempt}, At::none, {Do::stop_sender, Do::tell_dropped}},
-    {Machine::grant, At::granted, On::peer_lost, {If::same_peer}, At::none, {Do::stop_sender, Do::tell_dropped}},
-    {Machine::grant, At::granted, On::over, {}, At::none, {Do::stop_sender, Do::send_refuse}},
+    {Machine::grant, {At::granted, At::sending}, On::peer_lost,
+     {If::same_peer}, At::none, {Do::stop_sender, Do::tell_dropped}},
+    {Machine::grant, {At::granted, At::sending}, On::over, {}, At::none, {Do::stop_sender, Do::send_refuse}},
 
     {Machine::pull, At::none, On::submit, {}, At::open, {Do::ask_parts}},
     // All sources are asked at once, at the end: none may count this reader while another can still fail.
@@ -277,7 +281,7 @@ inline constexpr Row kTransitions[] = {
     {Machine::part, At::planning, On::planned, {If::has_bytes}, At::waiting, {Do::queue}},
     {Machine::part, At::planning, On::planned, {}, At::moved, {Do::tell_moved}},
     {Machine::part, At::waiting, On::admit, {}, At::moving, {Do::start_transfer}},
-    {Machine::part, At::moving, On::turn, {If::drained, If::all_arrived}, At::moved, {Do::tell_moved}},
+    {Machine::part, At::moving, On::turn, {If::all_arrived}, At::moved, {Do::tell_moved}},
     {Machine::part, At::moving, On::turn, {If::drained}, At::moved, {Do::tell_fail}},
     {Machine::part, At::moved, On::confirm, {}, At::confirming, {Do::send_confirm}},
     {Machine::part, At::confirming, On::valid,

@@ -1,0 +1,229 @@
+// Both books of a node without a network: peers at the other end of a socket pair, and transfers that do what a test
+// says.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "check.hpp"
+#include "kvlink/clock.hpp"
+#include "kvlink/handoff/offer_book.hpp"
+#include "kvlink/handoff/pull_book.hpp"
+
+namespace kvlink::test {
+
+inline constexpr std::int64_t kSecond = 1'000'000'000;
+inline constexpr std::uint64_t kTokens = 2;  // of every handoff, one a block
+inline constexpr std::uint64_t kBlockBytes = 64;
+
+/// A transfer that moves nothing by itself.
+class ScriptedTransfer final : public transport::Transfer {
+ public:
+  explicit ScriptedTransfer(std::uint64_t total) : total_(total) {}
+  void start() noexcept override {}
+  bool advance() noexcept override { return false; }
+  void cancel() noexcept override { cancelled = true; }
+  [[nodiscard]] bool drained() const noexcept override { return done || broken || (cancelled && !slow); }
+  [[nodiscard]] std::uint64_t moved_bytes() const noexcept override { return done ? total_ : 0; }
+  [[nodiscard]] std::optional<Failure> failure() const override {
+    return broken ? std::optional(Failure{Code::transport_failed, "scripted"}) : std::nullopt;
+  }
+  [[nodiscard]] std::vector<transport::StreamRange> missing() const override { return {}; }
+  [[nodiscard]] std::uint64_t post_ns() const noexcept override { return 0; }
+
+  bool slow{false};  // goes on writing for a while after it was cancelled
+  bool done{false};
+  bool broken{false};
+  bool cancelled{false};
+
+ private:
+  std::uint64_t total_;
+};
+
+/// The transfers that were made, oldest first.
+inline std::vector<std::shared_ptr<ScriptedTransfer>>& transfers() {
+  static std::vector<std::shared_ptr<ScriptedTransfer>> made;
+  return made;
+}
+
+/// One op of whole blocks; with `empty` a source that delivers nothing.
+inline std::shared_ptr<const plan::Template> geometry(bool empty = false) {
+  plan::Op op;
+  op.dims = static_cast<std::uint32_t>(kBlockBytes);
+  op.source = {.region = 0,
+               .offset = 0,
+               .block_stride = kBlockBytes,
+               .token_stride = kBlockBytes,
+               .head_stride = kBlockBytes,
+               .dim_stride = 1};
+  op.target = op.source;
+  plan::GroupGeometry group;
+  group.name = "full";
+  group.source_block_tokens = group.target_block_tokens = 1;
+  group.source_num_blocks = group.target_num_blocks = 8;
+  const std::vector<std::uint64_t> sizes{8 * kBlockBytes};
+  return std::make_shared<const plan::Template>(empty ? std::vector<plan::Op>{} : std::vector{op}, std::vector{group},
+                                                std::vector<std::string>{"layer"}, sizes, sizes);
+}
+
+struct Message {
+  handoff::Kind kind{};
+  AttemptId attempt;
+};
+
+/// One peer: what the books see of it, and its own end of the connection.
+struct Remote {
+  handoff::PeerPtr peer = std::make_shared<handoff::Peer>();
+  std::unique_ptr<handoff::Channel> end;
+
+  Remote(handoff::PeerRole role, const std::vector<transport::Lane>& lanes, bool empty = false) {
+    int ends[2];
+    CHECK(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+    peer->role = role;
+    peer->state = handoff::PeerState::ready;
+    peer->name = "other";
+    peer->layout_template = geometry(empty);
+    peer->channel = std::make_unique<handoff::Channel>(ends[0]);
+    peer->reach = handoff::Reach::open({}, lanes, false);
+    end = std::make_unique<handoff::Channel>(ends[1]);
+  }
+
+  /// What the books have sent since the last call.
+  [[nodiscard]] std::vector<Message> received() {
+    std::vector<Message> messages;
+    if (peer->channel) CHECK(peer->channel->flush());
+    (void)end->receive([&](const handoff::Header& header, std::span<const std::byte>) {
+      messages.push_back({.kind = header.kind, .attempt = header.attempt});
+    });
+    return messages;
+  }
+  [[nodiscard]] std::size_t count(handoff::Kind kind) {
+    const auto messages = received();
+    return static_cast<std::size_t>(std::ranges::count(messages, kind, &Message::kind));
+  }
+  void lose() {
+    peer->state = handoff::PeerState::lost;
+    peer->lost = Failure{Code::peer_lost, "scripted"};
+  }
+};
+
+/// What the books of one node share, and how many handoffs ended.
+struct Node {
+  handoff::Services services;
+  const std::int64_t start = now_ns();  // the tests' clock begins here
+
+  Node() {
+    services.epoch = {1};
+    services.bells = std::make_shared<handoff::Bells>();
+    services.router = std::make_shared<transport::ChunkRouter>();
+    services.holds = std::make_shared<handoff::Holds>(std::vector<handoff::Group>{
+        {.name = "full", .num_blocks = 8, .block_tokens = 1, .window = 0, .slots = false, .pool = 0}});
+  }
+  [[nodiscard]] std::uint64_t ended() const { return services.counters.succeeded + services.counters.failed; }
+  [[nodiscard]] std::uint64_t stale() const { return services.counters.stale_messages; }
+};
+
+inline const handoff::BlockTables kBlocks{{3, 5}};
+
+/// The source side of a node, with one offer.
+struct SourceSide : Node {
+  handoff::OfferBook book;
+  HandoffId id{.epoch = {1}, .sequence = 7};
+  std::shared_ptr<handoff::Handoff> handle;
+
+  explicit SourceSide(std::span<const handoff::Row> table) : book(services, table) {}
+
+  void offer(std::uint32_t readers = 1, std::int64_t ttl_s = 10, std::int64_t cap_s = 300) {
+    handle = std::make_shared<handoff::Handoff>(handoff::Role::offer, AttemptId{.handoff = id, .attempt = 0}, "",
+                                                handoff::State::offered, services.bells);
+    services.holds->acquire_shared(kBlocks);
+    ++services.counters.live;
+    book.add({.handle = handle,
+              .blocks = kBlocks,
+              .num_tokens = kTokens,
+              .expires_ns = start + ttl_s * kSecond,
+              .ttl_ms = ttl_s * 1000,
+              .cap_ns = start + cap_s * kSecond,
+              .readers = readers,
+              .payload = {}});
+    (void)book.turn(start);
+  }
+  [[nodiscard]] AttemptId attempt(std::uint32_t number) const { return {.handoff = id, .attempt = number}; }
+  void claim(const Remote& reader, std::uint32_t number, std::uint64_t tokens = kTokens) {
+    book.on_claim(reader.peer, attempt(number),
+                  {.lane = transport::Lane::mapped, .first_token = 0, .end_token = tokens, .remaining_ms = 5000});
+  }
+};
+
+/// The target side of a node, with one pull over one or several sources.
+struct TargetSide : Node {
+  handoff::PullBook book;
+  std::shared_ptr<handoff::Handoff> handle;
+  std::vector<handoff::PartRequest> parts;
+
+  explicit TargetSide(std::span<const handoff::Row> table) : book(services, table) { transfers().clear(); }
+
+  void pull(const std::vector<handoff::PeerPtr>& peers, std::optional<transport::Lane> lane = std::nullopt) {
+    for (const auto& peer : peers) {
+      const auto number = static_cast<std::uint32_t>(parts.size() + 1);
+      parts.push_back({.attempt = {.handoff = {.epoch = {9}, .sequence = 7}, .attempt = number}, .peer = peer});
+    }
+    handle = std::make_shared<handoff::Handoff>(handoff::Role::pull, parts.front().attempt, "",
+                                                handoff::State::connecting, services.bells);
+    services.holds->acquire_exclusive(kBlocks);
+    ++services.counters.live;
+    book.submit({.handle = handle,
+                 .parts = parts,
+                 .blocks = kBlocks,
+                 .written = kBlocks,
+                 .num_tokens = kTokens,
+                 .skip_tokens = 0,
+                 .submitted_ns = start,
+                 .deadline_ns = start + 10 * kSecond,
+                 .lane = lane});
+  }
+  void grant(std::size_t part, std::uint32_t lease_ms = 60'000) { grant_from(parts[part].peer, part, lease_ms); }
+  void grant_from(const handoff::PeerPtr& peer, std::size_t part, std::uint32_t lease_ms = 60'000) {
+    book.on_grant(peer, parts[part].attempt,
+                  {.remaining_ms = lease_ms, .num_tokens = kTokens, .payload = {}, .blocks = {{0, 1}}});
+  }
+  void valid(std::size_t part) { book.on_valid(parts[part].peer, parts[part].attempt); }
+  void turn() { (void)book.turn(start); }
+};
+
+}  // namespace kvlink::test
+
+namespace kvlink::handoff {
+
+// The seam to the lanes: a reach leads wherever the test says, by transfers that do what the test says.
+inline Reach Reach::open(SourceFacts /*facts*/, const std::vector<transport::Lane>& wanted, bool /*has_ucx*/) {
+  Reach reach;
+  reach.lanes_ = wanted;
+  return reach;
+}
+inline Reach Reach::to_claimant(std::vector<std::byte> /*ucx_address*/, bool /*same_host*/) {
+  return {};
+}
+inline std::string Reach::why_not(transport::Lane /*lane*/) const {
+  return "scripted";
+}
+inline Reach::Started Reach::make_transfer(transport::Lane /*lane*/, std::shared_ptr<const plan::Plan> plan,
+                                           Services& /*services*/, const std::string& /*peer*/) {
+  auto made = std::make_shared<test::ScriptedTransfer>(plan->total_bytes());
+  test::transfers().push_back(made);
+  return {made, nullptr};
+}
+inline std::shared_ptr<transport::StagedSender> Reach::make_sender(std::shared_ptr<const plan::Plan> /*plan*/,
+                                                                   const AttemptId& /*attempt*/, Services& /*services*/,
+                                                                   const std::string& /*peer*/) {
+  throw Error(Code::lane_unavailable, "scripted");
+}
+inline void Reach::close() noexcept {}
+
+}  // namespace kvlink::handoff

@@ -1,0 +1,72 @@
+"""A pull that takes longer than the lease: its readers renew it, up to the cap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import kvlink
+from kvlink import errors
+
+TTL_S = 0.5
+HEADS = 4
+
+
+def node(name: str, heads: range, **options: object) -> kvlink.Node:
+    tensors = {"a": np.zeros((2, 8, 4, len(heads), 8), dtype="float32")}
+    cache = kvlink.KVCache.from_tensors(
+        tensors, axes="kv block token head dim", block_tokens=4, heads=heads, total_kv_heads=HEADS
+    )
+    return kvlink.Node(cache, name=name, copy_threads=1, **options)  # type: ignore[arg-type]
+
+
+class Ranks:
+    """Two source ranks and a target. The second rank is late, so that the target holds on to what the first offers."""
+
+    def __init__(self, lease_cap_s: float) -> None:
+        limits = kvlink.Limits(lease_cap_s=lease_cap_s)
+        self.sources = [node(f"rank-{r}", range(2 * r, 2 * r + 2), limits=limits) for r in range(2)]
+        self.target = node("target", range(HEADS))
+        mint = kvlink.TicketMint([source.descriptor for source in self.sources])
+        self.ticket = mint.offer(num_tokens=7, ttl_s=TTL_S)
+        self.first = self.sources[0].offer([1, 2], ticket=self.ticket)
+        self.pull = self.target.pull(self.ticket, [3, 4], deadline_s=10)
+
+    def close(self) -> None:
+        for each in (*self.sources, self.target):
+            each.close()
+
+
+@pytest.fixture
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    started = Ranks(request.param)
+    yield started
+    started.close()
+
+
+@pytest.mark.parametrize("ranks", [60.0], indirect=True)
+def test_a_lease_lasts_while_its_reader_reads(ranks: Ranks) -> None:
+    assert not ranks.first.wait_released(timeout_s=3 * TTL_S)
+    second = ranks.sources[1].offer([1, 2], ticket=ranks.ticket)
+    ranks.pull.wait(timeout_s=5)
+    for offer in (ranks.first, second):
+        offer.wait(timeout_s=5)
+
+
+@pytest.mark.parametrize("ranks", [2 * TTL_S], indirect=True)
+def test_no_reader_keeps_an_offer_past_the_cap(ranks: Ranks) -> None:
+    assert not ranks.first.wait_released(timeout_s=1.5 * TTL_S)
+    with pytest.raises(errors.TicketExpired):
+        ranks.first.wait(timeout_s=5)
+    with pytest.raises(errors.TicketExpired):
+        ranks.pull.wait(timeout_s=5)
+
+
+@pytest.mark.parametrize("ranks", [60.0], indirect=True)
+def test_a_lease_ends_when_its_reader_gives_up(ranks: Ranks) -> None:
+    assert not ranks.first.wait_released(timeout_s=1.5 * TTL_S)
+    ranks.pull.cancel()
+    with pytest.raises(errors.TicketExpired):
+        ranks.first.wait(timeout_s=5 * TTL_S)
