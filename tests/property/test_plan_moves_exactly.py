@@ -5,6 +5,8 @@ tables with holes, prefixes and lengths around the block edges. Elements carry t
 """
 
 import ctypes
+import math
+import random
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +17,13 @@ from kvlink._native import Plan
 from kvlink.layout import KVCache
 from kvlink.plan import compile_template
 
+#: What targets hold before anything moves; `fill_with_coordinates` writes other numbers.
+NOISE = np.random.default_rng(0).integers(1 << 15, 1 << 16, 1 << 16)
 DTYPES = (np.uint16, np.int32, np.int64)
+
+
+# A case follows from one number, which hypothesis draws and prints: having it draw every choice takes most of the time.
+SEEDS = st.integers(0, (1 << 64) - 1)
 
 
 @dataclass
@@ -41,13 +49,20 @@ class Side:
     num_blocks: int
 
 
-def strided(draw, sizes, axes, dtype):
+def shuffled(rng, items):
+    items = list(items)
+    return rng.sample(items, len(items))
+
+
+def strided(rng, sizes, axes, dtype):
     """Return memory with padding somewhere, its used part, and the backing."""
     shape = [sizes[axis] for axis in axes]
-    padded = draw(st.integers(0, len(axes) - 1))
-    step, extra = draw(st.sampled_from([(1, 0), (1, 1), (2, 0)]))
+    padded = rng.randrange(len(axes))
+    step, extra = rng.choice([(1, 0), (1, 1), (2, 0)])
     shape[padded] = shape[padded] * step + extra
-    backing = np.random.default_rng(draw(st.integers(0, 999))).integers(1 << 15, 1 << 16, shape).astype(dtype)
+    size, start = math.prod(shape), rng.randrange(NOISE.size // 2)
+    assert size <= NOISE.size // 2
+    backing = NOISE[start : start + size].reshape(shape).astype(dtype)
     index = [slice(None)] * len(axes)
     index[padded] = slice(extra, None, step)
     return backing[tuple(index)], backing
@@ -64,24 +79,23 @@ def canonical(tensor, axes, picked):
     return tensor if "head" in order else tensor[:, :, None]
 
 
-@st.composite
-def sides(draw, model, heads, layers):
-    block_tokens = draw(st.integers(1, 7))
-    num_blocks = draw(st.integers(1, 6))
+def draw_side(rng, model, heads, layers):
+    block_tokens = rng.randint(1, 7)
+    num_blocks = rng.randint(1, 6)
     sizes = {
         "layer": len(layers), "kv": 2, "block": num_blocks, "token": block_tokens, "head": len(heads), "dim": model.dim
     }  # fmt: skip
     names = {"block", "token", "dim"} | ({"head"} if model.heads else set())
-    fused = bool(model.heads) and draw(st.booleans())
-    one_tensor = draw(st.booleans())
+    fused = bool(model.heads) and rng.random() < 0.5
+    one_tensor = rng.random() < 0.5
     names |= ({"kv"} if fused else set()) | ({"layer"} if one_tensor else set())
-    axes = draw(st.permutations(sorted(names)))
+    axes = shuffled(rng, sorted(names))
     components = ("k", "v") if model.heads else ("latent",)
     tensors, views, backings = {}, {}, []
     for name in ["all"] if one_tensor else layers:
         made = {}
         for piece in ["kv"] if fused else components:
-            made[piece], backing = strided(draw, sizes, axes, model.dtype)
+            made[piece], backing = strided(rng, sizes, axes, model.dtype)
             backings.append(backing)
             for i, layer in enumerate(layers if one_tensor else [name]):
                 for j, component in enumerate(components if fused else [piece]):
@@ -99,40 +113,38 @@ def sides(draw, model, heads, layers):
     return Side(cache, views, backings, heads, block_tokens, num_blocks)
 
 
-@st.composite
-def head_ranges(draw, total):
+def draw_heads(rng, total):
     """A source's heads and the target's, inside them."""
-    source = sorted(draw(st.sets(st.integers(0, total), min_size=2, max_size=2)))
-    target = sorted(draw(st.sets(st.integers(source[0], source[1]), min_size=2, max_size=2)))
+    source = sorted(rng.sample(range(total + 1), 2))
+    target = sorted(rng.sample(range(source[0], source[1] + 1), 2))
     return range(*source), range(*target)
 
 
-@st.composite
-def cases(draw):
+def draw_case(rng):
     model = Model(
-        layers=[f"l{i}" for i in range(draw(st.integers(1, 3)))],
-        heads=draw(st.sampled_from([0, 1, 2, 4])),
-        dim=draw(st.integers(1, 5)),
-        dtype=draw(st.sampled_from(DTYPES)),
-        window=draw(st.sampled_from([None, None, 1, 5])),
+        layers=[f"l{i}" for i in range(rng.randint(1, 3))],
+        heads=rng.choice([0, 1, 2, 4]),
+        dim=rng.randint(1, 5),
+        dtype=rng.choice(DTYPES),
+        window=rng.choice([None, None, 1, 5]),
     )
-    source_heads, target_heads = draw(head_ranges(model.heads)) if model.heads else (range(1), range(1))
-    source = draw(sides(model, source_heads, draw(st.permutations(model.layers))))
-    wanted_layers = model.layers[: draw(st.integers(1, len(model.layers)))]
-    target = draw(sides(model, target_heads, draw(st.permutations(wanted_layers))))
+    source_heads, target_heads = draw_heads(rng, model.heads) if model.heads else (range(1), range(1))
+    source = draw_side(rng, model, source_heads, shuffled(rng, model.layers))
+    wanted_layers = model.layers[: rng.randint(1, len(model.layers))]
+    target = draw_side(rng, model, target_heads, shuffled(rng, wanted_layers))
     most = min(source.num_blocks * source.block_tokens, target.num_blocks * target.block_tokens)
     edges = {0, 1, most} | {
         n * b + d for b in (source.block_tokens, target.block_tokens) for n in (1, 2) for d in (-1, 0, 1)
     }
-    num_tokens = draw(st.sampled_from(sorted(n for n in edges if 0 <= n <= most)))
-    skip = draw(st.integers(0, num_tokens))
+    edge = rng.choice(sorted(n for n in edges if 0 <= n <= most))
+    num_tokens = rng.choice([edge, rng.randint(0, most), most])
+    skip = rng.choice([0, 0, rng.randint(0, num_tokens)])
     first = max(skip, num_tokens - model.window) if model.window else skip
-    target_table = draw(st.permutations(range(target.num_blocks)))
-    target_table = [block if draw(st.integers(0, 4)) else -1 for block in target_table]
+    target_table = [block if rng.random() < 0.8 else -1 for block in shuffled(rng, range(target.num_blocks))]
     wanted = [t for t in range(first, num_tokens) if target_table[t // target.block_tokens] != -1]
-    source_table = draw(st.permutations(range(source.num_blocks)))
+    source_table = shuffled(rng, range(source.num_blocks))
     needed = {t // source.block_tokens for t in wanted}
-    source_table = [b if i in needed or draw(st.booleans()) else -1 for i, b in enumerate(source_table)]
+    source_table = [b if i in needed or rng.random() < 0.5 else -1 for i, b in enumerate(source_table)]
     return model, source, target, source_table, target_table, skip, num_tokens, wanted
 
 
@@ -188,8 +200,12 @@ def planned(case):
 
 
 @settings(max_examples=400, deadline=None)
-@given(cases(), st.lists(st.integers(0, 1 << 16), max_size=4), st.sampled_from(["direct", "packed", "one sided"]))
-def test_a_plan_moves_what_the_reference_moves(case, cuts, way):
+@given(SEEDS)
+def test_a_plan_moves_what_the_reference_moves(seed):
+    rng = random.Random(seed)
+    case = draw_case(rng)
+    cuts = [rng.randrange(1 << 16) for _ in range(rng.randint(0, 4))]
+    way = rng.choice(["direct", "packed", "one sided"])
     model, source, target, source_table, target_table, _, num_tokens, wanted = case
     fill_with_coordinates(model, source, source_table, num_tokens)
     template, plan = planned(case)
@@ -215,8 +231,11 @@ def test_a_plan_moves_what_the_reference_moves(case, cuts, way):
 
 
 @settings(max_examples=100, deadline=None)
-@given(cases(), st.integers(0, 1 << 16), st.integers(0, 1 << 16))
-def test_what_did_not_arrive_is_named_and_the_prefix_before_it_is_right(case, left, right):
+@given(SEEDS)
+def test_what_did_not_arrive_is_named_and_the_prefix_before_it_is_right(seed):
+    rng = random.Random(seed)
+    case = draw_case(rng)
+    left, right = (rng.choice([0, rng.randrange(1 << 16)]) for _ in range(2))
     _, source, target, _, target_table, _, num_tokens, wanted = case
     _, plan = planned(case)
     begin, end = sorted((left % (plan.total_bytes + 1), right % (plan.total_bytes + 1)))
