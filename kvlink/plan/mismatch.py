@@ -18,6 +18,8 @@ Field = Literal["model", "groups", "slots", "window", "layers", "components", "h
 
 _PART_FIELDS: tuple[_PartField, ...] = get_args(_PartField)
 _MOST_NAMES = 6
+_NO_CONVERSION = "; kvlink does not convert elements, so both engines must keep their cache in one dtype"
+_WHAT_TO_DO: dict[Field, str] = {"dtype": _NO_CONVERSION, "element_bytes": _NO_CONVERSION}
 
 
 def check_groups(source: CacheLayout, target: CacheLayout) -> None:
@@ -88,7 +90,8 @@ def _refuse(field: Field, where: str, source: object, target: object, *, several
     holders = "the sources have" if several else "the source has"
     differ = "differ" if field.endswith("s") else "differs"
     raise LayoutMismatch(
-        f"pair two caches: {field}{where} {differ}: {holders} {source}, the target has {target}",
+        f"pair two caches: {field}{where} {differ}: {holders} {source}, the target has {target}"
+        f"{_WHAT_TO_DO.get(field, '')}",
         field=field,
         source_value=str(source),
         target_value=str(target),
