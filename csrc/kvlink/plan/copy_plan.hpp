@@ -7,6 +7,7 @@
 #include <limits>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "kvlink/plan/cell.hpp"
@@ -82,23 +83,30 @@ class Plan {
   template <class Merger>
   void walk_op(Sides sides, std::size_t op, ByteRange range, Merger& merger) const;
 
-  /// Where the cells of one row start on one side: by block and token in memory, one behind the other in a packed
-  /// stream. Both are sums, so that the inner loop has no branch between them.
-  struct RowSide {
-    std::uint64_t offset{};  // of the next cell but for what its block and token add
+  /// Where the cells of one row start on one side: by block and token in memory, or one behind the other in a packed
+  /// stream. Each pair of these has a loop of its own, which does no more than it needs.
+  struct InMemory {
+    std::uint64_t offset{};
     std::uint64_t block_stride{};
     std::uint64_t token_stride{};
-    std::uint64_t step{};
 
-    [[nodiscard]] std::uint64_t next(std::int32_t block, std::uint32_t token) noexcept {
-      const auto at = offset + static_cast<std::uint64_t>(block) * block_stride + token * token_stride;
-      offset += step;
-      return at;
+    explicit InMemory(const Side& side) noexcept
+        : offset(side.offset), block_stride(side.block_stride), token_stride(side.token_stride) {}
+    [[nodiscard]] std::uint64_t next(std::int32_t block, std::uint32_t token) const noexcept {
+      return offset + static_cast<std::uint64_t>(block) * block_stride + token * token_stride;
     }
   };
-  static RowSide in_memory(const Side& side) noexcept {
-    return {.offset = side.offset, .block_stride = side.block_stride, .token_stride = side.token_stride, .step = 0};
-  }
+  struct Packed {
+    std::uint64_t offset{};
+    std::uint64_t step{};
+
+    [[nodiscard]] std::uint64_t next(std::int32_t, std::uint32_t) noexcept {
+      return std::exchange(offset, offset + step);
+    }
+  };
+  /// Places those of `pairs` that have as many tokens as the first, up to one that has not; returns how many they are.
+  template <class Merger, class SourceSide, class TargetSide>
+  static std::size_t place_row(std::span<const BlockPair> pairs, Merger& merger, SourceSide source, TargetSide target);
 
   [[nodiscard]] std::size_t op_at(std::uint64_t position) const noexcept;
   /// The pair of `group` that holds its token number `token`, counted over the pairs alone.
@@ -211,28 +219,49 @@ void Plan::walk_op(Sides sides, std::size_t op_index, ByteRange range, Merger& m
     if (sides != Sides::target) cell.source_region = op.source.region;
     if (sides != Sides::source) cell.target_region = op.target.region;
     // The packed offset of a cell that starts before `begin` wraps, and the cut adds it back: unsigned on purpose.
-    const RowSide packed{.offset = position - range.begin, .step = shape.bytes};
-    auto source = sides == Sides::target ? packed : in_memory(op.source);
-    auto target = sides == Sides::source ? packed : in_memory(op.target);
+    Packed packed{.offset = position - range.begin, .step = shape.bytes};
     if (position < begin || shape.bytes > end - position || shape.depth > 2) {
-      cell.source_offset = source.next(pairs[index].source_block, pairs[index].source_token);
-      cell.target_offset = target.next(pairs[index].target_block, pairs[index].target_token);
+      const auto& pair = pairs[index++];
+      cell.source_offset = cell.target_offset = packed.offset;
+      if (sides != Sides::target) cell.source_offset = InMemory(op.source).next(pair.source_block, pair.source_token);
+      if (sides != Sides::source) cell.target_offset = InMemory(op.target).next(pair.target_block, pair.target_token);
       const auto cut_begin = begin > position ? begin - position : 0;
       cut_cell(shape, shape.depth, cell, cut_begin, std::min(shape.bytes, end - position), merger);
-      ++index;
       position += shape.bytes;
       continue;
     }
     // Pairs with the same number of tokens have the same shape; most of a request is one such row.
+    const auto row =
+        pairs.subspan(index, std::min<std::uint64_t>(pairs.size() - index, (end - position) / shape.bytes));
     merger.expect(whole_cell(shape, cell));
-    auto row = merger;  // A copy that nothing else can see, so that its numbers stay in registers.
-    for (auto whole_cells = (end - position) / shape.bytes; whole_cells != 0 && pairs[index].tokens == tokens;
-         --whole_cells, ++index, position += shape.bytes) {
-      const auto& pair = pairs[index];
-      row.place(source.next(pair.source_block, pair.source_token), target.next(pair.target_block, pair.target_token));
+    std::size_t placed = 0;
+    switch (sides) {
+      case Sides::both:
+        placed = place_row(row, merger, InMemory(op.source), InMemory(op.target));
+        break;
+      case Sides::source:
+        placed = place_row(row, merger, InMemory(op.source), packed);
+        break;
+      case Sides::target:
+        placed = place_row(row, merger, packed, InMemory(op.target));
+        break;
     }
-    merger = row;
+    index += placed;
+    position += placed * shape.bytes;
   }
+}
+
+template <class Merger, class SourceSide, class TargetSide>
+std::size_t Plan::place_row(std::span<const BlockPair> pairs, Merger& merger, SourceSide source, TargetSide target) {
+  auto row = merger;  // A copy that nothing else can see, so that its numbers stay in registers.
+  std::size_t placed = 0;
+  for (const auto& pair : pairs) {
+    if (pair.tokens != pairs.front().tokens) break;
+    row.place(source.next(pair.source_block, pair.source_token), target.next(pair.target_block, pair.target_token));
+    ++placed;
+  }
+  merger = row;
+  return placed;
 }
 
 }  // namespace kvlink::plan
