@@ -106,6 +106,16 @@ void refuse_shared_blocks(std::span<const GroupGeometry> groups, const std::vect
   }
 }
 
+std::vector<BlockPair> pairs_of_group(const Template& geometry, std::size_t index, const GroupTables& tables,
+                                      std::uint32_t source_block_tokens, std::uint64_t first_token,
+                                      std::uint64_t end_token) {
+  const auto& group = geometry.groups()[index];
+  if (geometry.token_bytes(index) == 0) return {};
+  if (group.slots) return pair_slots(tables.source, tables.target);
+  return pair_blocks(tables.source, source_block_tokens, tables.target, group.target_block_tokens,
+                     group.first_wanted_token(first_token, end_token), end_token);
+}
+
 }  // namespace
 
 std::vector<BlockPair> pair_blocks(std::span<const std::int32_t> source_table, std::uint32_t source_block_tokens,
@@ -170,18 +180,7 @@ std::vector<std::vector<BlockPair>> pair_groups(const Template& geometry, std::s
   std::vector<std::vector<BlockPair>> pairs;
   pairs.reserve(groups.size());
   for (std::size_t i = 0; i < groups.size(); ++i) {
-    const auto& group = groups[i];
-    if (geometry.token_bytes(i) == 0) {
-      pairs.emplace_back();
-      continue;
-    }
-    if (group.slots) {
-      pairs.push_back(pair_slots(tables[i].source, tables[i].target));
-      continue;
-    }
-    pairs.push_back(pair_blocks(tables[i].source, group.source_block_tokens, tables[i].target,
-                                group.target_block_tokens, group.first_wanted_token(first_token, end_token),
-                                end_token));
+    pairs.push_back(pairs_of_group(geometry, i, tables[i], groups[i].source_block_tokens, first_token, end_token));
   }
   refuse_shared_blocks(groups, pairs);
   return pairs;
@@ -190,20 +189,13 @@ std::vector<std::vector<BlockPair>> pair_groups(const Template& geometry, std::s
 std::vector<std::vector<BlockPair>> wanted_of_groups(const Template& geometry,
                                                      std::span<const std::span<const std::int32_t>> target_tables,
                                                      std::uint64_t first_token, std::uint64_t end_token) {
-  const auto groups = geometry.groups();
   std::vector<std::vector<BlockPair>> pairs;
-  for (std::size_t i = 0; i < groups.size(); ++i) {
-    const auto table = target_tables[i];
-    if (geometry.token_bytes(i) == 0) {
-      pairs.emplace_back();
-    } else if (groups[i].slots) {
-      pairs.push_back(pair_slots(table, table));
-    } else {
-      // A source whose blocks are the target's own has every token that the target wants.
-      const auto tokens = groups[i].target_block_tokens;
-      pairs.push_back(
-          pair_blocks(table, tokens, table, tokens, groups[i].first_wanted_token(first_token, end_token), end_token));
-    }
+  pairs.reserve(target_tables.size());
+  for (std::size_t i = 0; i < target_tables.size(); ++i) {
+    // A source whose blocks are the target's own has every token that the target wants.
+    const auto block_tokens = geometry.groups()[i].target_block_tokens;
+    const GroupTables own{target_tables[i], target_tables[i]};
+    pairs.push_back(pairs_of_group(geometry, i, own, block_tokens, first_token, end_token));
     for (auto& pair : pairs.back()) pair.source_block = -1;
   }
   return pairs;
