@@ -89,7 +89,7 @@ class FaultCounts:
 
 def _engine(node: Node) -> Any:
     """Return the native core of a node: what the public face does not show."""
-    return node._running.engine
+    return node._running.life.engine
 
 
 def inject_faults(node: Node, script: FaultScript) -> FaultCounts:
