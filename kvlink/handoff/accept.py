@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from kvlink import wire
 from kvlink.config import Limits
-from kvlink.errors import AuthenticationFailed, KvlinkError, NotReady, PeerLost
+from kvlink.errors import AuthenticationFailed, KvlinkError, PeerLost
 from kvlink.handoff import handshake
 from kvlink.handoff.address import join_address
 from kvlink.handoff.deadline import Deadline
@@ -63,15 +63,16 @@ class Acceptor:
 
     def __init__(
         self,
+        engine: NativeEngine,
+        introduction: Introduction,
         *,
-        name: str,
         listener: socket.socket,
         pools: PoolSocket,
         keyring: handshake.Keyring,
         limits: Limits,
     ) -> None:
-        self._name = name
-        self._served: tuple[NativeEngine, Introduction] | KvlinkError = NotReady(f"{name} has not started yet")
+        self._name = introduction.name
+        self._served: tuple[NativeEngine, Introduction] | KvlinkError = (engine, introduction)  # or why nobody is
         self._listener = listener
         self._pools = pools
         self._keyring = keyring

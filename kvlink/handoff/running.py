@@ -90,13 +90,13 @@ class Running:
         self.awaiters = Awaiters(self.life.engine.wake_fd())
         undo.callback(self.awaiters.close)
         self.acceptor = Acceptor(
-            name=settings.name,
+            self.life.engine,
+            self.life.introduction,
             listener=listener,
             pools=self._pool_socket,
             keyring=self.keyring,
             limits=settings.limits,
         )
-        self.acceptor.serve(self.life.engine, self.life.introduction)
 
     def _new_life(self, given: KVCache, *, before: NativeEngine | None) -> Life:
         cache = given.within_allocations(pool_of)

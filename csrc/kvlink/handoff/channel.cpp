@@ -16,6 +16,17 @@ constexpr std::size_t kReadChunk = 64U << 10U;
 constexpr std::size_t kReadPerTurn = 1U << 20U;
 /// A peer that lets this much pile up does not read any more.
 constexpr std::size_t kOutboxLimit = 64U << 20U;
+/// What a buffer keeps for the next message. A large one is rare, and a node has hundreds of peers.
+constexpr std::size_t kKeptBytes = 64U << 10U;
+
+/// Takes the first `count` bytes off.
+void drop_front(std::vector<std::byte>& buffer, std::size_t count) noexcept {
+  if (count == buffer.size() && buffer.capacity() > kKeptBytes) {
+    std::vector<std::byte>().swap(buffer);
+  } else {
+    buffer.erase(buffer.begin(), buffer.begin() + static_cast<std::ptrdiff_t>(count));
+  }
+}
 
 }  // namespace
 
@@ -38,8 +49,9 @@ bool Channel::flush() noexcept {
     }
     sent_ += static_cast<std::size_t>(count);
   }
-  if (sent_ == outbox_.size()) {
-    outbox_.clear();
+  // The second for a peer that reads slowly, and so never lets it get empty. Half at a time, so a byte is moved once.
+  if (sent_ == outbox_.size() || (sent_ > kKeptBytes && sent_ >= outbox_.size() / 2)) {
+    drop_front(outbox_, sent_);
     sent_ = 0;
   }
   if (outbox_.size() - sent_ > kOutboxLimit) {
@@ -81,7 +93,7 @@ std::optional<Channel::Frame> Channel::next_frame() noexcept {
 }
 
 void Channel::compact() noexcept {
-  inbox_.erase(inbox_.begin(), inbox_.begin() + static_cast<std::ptrdiff_t>(parsed_));
+  drop_front(inbox_, parsed_);
   parsed_ = 0;
 }
 
