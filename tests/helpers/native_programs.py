@@ -48,8 +48,7 @@ def object_of(source: Path, folder: Path) -> Path:
         made = built.stat().st_mtime
         if all((ROOT / name).exists() and (ROOT / name).stat().st_mtime < made for name in needed):
             return built
-    output = folder / f"{source.parent.name}_{source.stem}.o"
-    return output if output.exists() else compile_source(source, output)
+    return compile_source(source, folder / f"{source.parent.name}_{source.stem}.o")
 
 
 def build_objects(programs: list[Path], folder: Path) -> dict[Path, str]:
