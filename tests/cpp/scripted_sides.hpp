@@ -202,28 +202,28 @@ struct TargetSide : Node {
 namespace kvlink::handoff {
 
 // The seam to the lanes: a reach leads wherever the test says, by transfers that do what the test says.
-inline Reach Reach::open(SourceFacts /*facts*/, const std::vector<transport::Lane>& wanted, bool /*has_ucx*/) {
+Reach Reach::open(SourceFacts /*facts*/, const std::vector<transport::Lane>& wanted, bool /*has_ucx*/) {
   Reach reach;
   reach.lanes_ = wanted;
   return reach;
 }
-inline Reach Reach::to_claimant(std::vector<std::byte> /*ucx_address*/, bool /*same_host*/) {
+Reach Reach::to_claimant(std::vector<std::byte> /*ucx_address*/, bool /*same_host*/) {
   return {};
 }
-inline std::string Reach::why_not(transport::Lane /*lane*/) const {
+std::string Reach::why_not(transport::Lane /*lane*/) const {
   return "scripted";
 }
-inline Reach::Started Reach::make_transfer(transport::Lane /*lane*/, std::shared_ptr<const plan::Plan> plan,
-                                           Services& /*services*/, const std::string& /*peer*/) {
+Reach::Started Reach::make_transfer(transport::Lane /*lane*/, std::shared_ptr<const plan::Plan> plan,
+                                    Services& /*services*/, const std::string& /*peer*/) {
   auto made = std::make_shared<test::ScriptedTransfer>(plan->total_bytes());
   test::transfers().push_back(made);
   return {made, nullptr};
 }
-inline std::shared_ptr<transport::StagedSender> Reach::make_sender(std::shared_ptr<const plan::Plan> /*plan*/,
-                                                                   const AttemptId& /*attempt*/, Services& /*services*/,
-                                                                   const std::string& /*peer*/) {
+std::shared_ptr<transport::StagedSender> Reach::make_sender(std::shared_ptr<const plan::Plan> /*plan*/,
+                                                            const AttemptId& /*attempt*/, Services& /*services*/,
+                                                            const std::string& /*peer*/) {
   throw Error(Code::lane_unavailable, "scripted");
 }
-inline void Reach::close() noexcept {}
+void Reach::close() noexcept {}
 
 }  // namespace kvlink::handoff

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
-from helpers.native_programs import build_objects, link, shared_folder
+from helpers.native_programs import build_objects, link
 
 from kvlink.transport.find_ucx import find_ucx
 
@@ -16,7 +19,18 @@ PROGRAMS = sorted(Path(__file__).parent.glob("test_*.cpp"))
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, str]:
     """The object file of every source of the core and of every program."""
-    return build_objects(PROGRAMS, shared_folder(tmp_path_factory.getbasetemp()))
+    # One folder for all processes of a parallel run: the first one compiles, and the others wait for it.
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "native-programs"
+    folder.mkdir(exist_ok=True)
+    with (folder / "objects.json").open("a+") as known:
+        fcntl.flock(known, fcntl.LOCK_EX)
+        known.seek(0)
+        if written := known.read():
+            return {Path(source): output for source, output in json.loads(written).items()}
+        objects = build_objects(PROGRAMS, folder)
+        json.dump({str(source): output for source, output in objects.items()}, known)
+    return objects
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import os
 import re
@@ -49,24 +48,13 @@ def object_of(source: Path, folder: Path) -> Path:
         made = built.stat().st_mtime
         if all((ROOT / name).exists() and (ROOT / name).stat().st_mtime < made for name in needed):
             return built
-    output = folder / f"{source.parent.name}_{source.stem}.o"
-    if not output.exists():
-        compile_source(source, output.with_suffix(".part")).rename(output)
-    return output
-
-
-def shared_folder(base: Path) -> Path:
-    """Return a folder that all processes of a parallel run share; `base` is pytest's base folder of one of them."""
-    folder = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "native-programs"
-    folder.mkdir(exist_ok=True)
-    return folder
+    return compile_source(source, folder / f"{source.parent.name}_{source.stem}.o")
 
 
 def build_objects(programs: list[Path], folder: Path) -> dict[Path, str]:
-    """Return the object file of every source of the core and of every program, compiled once in each folder."""
+    """Return the object file of every source of the core and of every program."""
     sources = [*SOURCES, *programs]
-    with (folder / "lock").open("a") as lock, ThreadPoolExecutor(os.cpu_count()) as pool:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         outputs = pool.map(lambda source: object_of(source, folder), sources)
         return {source: str(output) for source, output in zip(sources, outputs, strict=True)}
 

@@ -149,8 +149,10 @@ def main() -> int:
         folder = Path(place)
         intact = {**WORLDS, **LARGE_WORLDS}
         runs = [
-            pool.submit(explore, text, world, folder / f"intact-{number}", optimise="-O2")
-            for number, world in enumerate(intact.values())
+            pool.submit(
+                explore, text, world, folder / f"intact-{number}", optimise="-O2" if name in LARGE_WORLDS else "-O0"
+            )
+            for number, (name, world) in enumerate(intact.items())
         ]
         for name, run in zip(intact, runs, strict=True):
             explored = run.result(timeout=_LIMIT_S)
