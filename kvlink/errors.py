@@ -140,7 +140,10 @@ class Closed(KvlinkError):
 
 
 class NotReady(KvlinkError):
-    """The node takes nothing new now: it is being drained, or is suspended. Ask another one, or later."""
+    """The node takes nothing new now: it is being drained, is suspended, or has too many blocks in quarantine.
+
+    Ask another one, or later.
+    """
 
 
 class AuthenticationFailed(KvlinkError):
