@@ -36,6 +36,8 @@ _log = logging.getLogger("kvlink")
 # After `accept` failed for want of descriptors: the listener stays readable, so without a pause the
 # thread would spin until somebody closes one.
 _PAUSE_S = 0.1
+# That thread leaves as soon as it is woken: a bound for a machine that stands still.
+_LEAVE_S = 1.0
 # Closing wakes the thread through its socket; this is only the bound of a wait.
 _LOOK_AGAIN_S = 60.0
 
@@ -116,7 +118,9 @@ class Acceptor:
             self._wake_sender.send(b"x")
         self._end(pending, deadline)
         if self._thread is not threading.current_thread():
-            self._thread.join(timeout=max(0.0, deadline.remaining_s))
+            # It waits for no peer, so it leaves at once, whatever the deadline. Left behind it would sleep on a selector
+            # that is closed, and keep the engine.
+            self._thread.join(timeout=max(_LEAVE_S, deadline.remaining_s))
         self.close_sockets()
 
     def close_sockets(self) -> None:
