@@ -271,8 +271,9 @@ void OfferBook::settle(Offer& offer, std::optional<Failure> failure) {
   const std::string title = "offer " + text_of(handle->id().handoff) + ": ";
   if (!failure && offer.validated < offer.request.readers) {
     const Retirement retirement = retired_.look_up(handle->id().handoff);
-    failure = Failure{Code::invalid_argument,
-                      retirement == Retirement::none ? "this ticket is offered here already" : why_retired(retirement)};
+    failure = Failure{Code::invalid_argument, retirement == Retirement::none
+                                                  ? "this ticket was offered here before, and lives"
+                                                  : why_retired(retirement)};
   }
   if (failure) failure->message = title + failure->message;
   handle->settle({.failure = std::move(failure),
