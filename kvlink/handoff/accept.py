@@ -118,8 +118,8 @@ class Acceptor:
             self._wake_sender.send(b"x")
         self._end(pending, deadline)
         if self._thread is not threading.current_thread():
-            # It waits for no peer, so it leaves at once, whatever the deadline. Left behind it would sleep on a selector
-            # that is closed, and keep the engine.
+            # It waits for no peer, so it leaves at once, whatever the deadline. Left behind it would sleep on a
+            # selector that is closed, and keep the engine.
             self._thread.join(timeout=max(_LEAVE_S, deadline.remaining_s))
         self.close_sockets()
 

@@ -159,47 +159,6 @@ void a_pull_is_released_only_when_its_transfer_has_drained() {
   CHECK(side->services.holds->count().quarantined == 0);
 }
 
-/// Neither time nor the loss of the connection proves that nothing writes any more.
-void a_quarantine_ends_with_its_transfer_alone() {
-  const auto side = pull_at(Begun::stuck);
-  side->services.quarantine.check(0);
-  (void)side->book.turn(side->start + 11 * kSecond);
-  CHECK(side->handle->result()->failure->code == Code::deadline_exceeded);
-  side->remote.lose();
-  side->book.on_peer_lost(side->remote.peer);
-  side->book.on_refuse(side->remote.peer, side->parts[0].attempt, {Code::cancelled, "scripted"});
-  (void)side->book.turn(side->start + 1'000'000 * kSecond);
-  CHECK(!side->handle->released());
-  CHECK(side->services.holds->count().quarantined == 2);
-  side->services.quarantine.check(2);
-  CHECK(test::code_thrown_by([&] { side->services.quarantine.check(1); }) == Code::not_ready);
-  CHECK(test::code_thrown_by([&] { side->services.holds->acquire_shared(test::kBlocks); }) == Code::blocks_busy);
-  transfers().front()->broken = true;
-  side->turn();
-  CHECK(side->handle->released());
-  side->services.quarantine.check(0);
-  side->services.holds->acquire_exclusive(test::kBlocks);
-}
-
-void a_message_names_the_peers_of_the_quarantine() {
-  Quarantine quarantine;
-  for (std::uint32_t number = 0; number < 20; ++number) {
-    quarantine.enter({.handoff = {}, .attempt = number}, 3, {"peer-" + std::to_string(number % 10)});
-  }
-  try {
-    quarantine.check(59);
-    CHECK(false);
-  } catch (const Error& error) {
-    const std::string text = error.what();
-    CHECK(text.find("60 blocks of 20 pulls") != std::string::npos);
-    CHECK(text.find("peer-0, peer-1, ") != std::string::npos);
-    CHECK(text.find("peer-7 and 2 more") != std::string::npos);
-  }
-  quarantine.leave({.handoff = {}, .attempt = 3});
-  quarantine.leave({.handoff = {}, .attempt = 3});
-  quarantine.check(57);
-}
-
 void a_pull_is_released_when_threads_have_ended_that_never_finished() {
   const auto side = pull_at(Begun::stuck);
   side->book.close_all({Code::closed, "scripted"});
@@ -391,28 +350,6 @@ void an_id_is_offered_once() {
   CHECK(side.services.holds->count().shared == 2);
 }
 
-/// Long after the reason is forgotten, and whoever made it.
-void an_id_that_has_ended_is_neither_offered_nor_parked_again() {
-  for (const std::uint8_t maker : {std::uint8_t{1}, std::uint8_t{2}}) {
-    OfferUnderTest side;
-    side.id.epoch = {maker};
-    for (int ended = 0; ended < 70'000; ++ended, ++side.id.sequence) {
-      side.offer();
-      side.book.cancel(side.id, kGivenUp);
-      CHECK(side.handle->result()->failure->code == Code::cancelled);
-    }
-    for (const std::uint64_t sequence : {7U, 8U, 1000U, 70'000U}) {
-      side.id.sequence = sequence;
-      side.claim(side.first, 1);
-      CHECK(side.first.count(Kind::refuse) == 1);
-      side.offer();
-      CHECK(side.handle->result()->failure->code == Code::invalid_argument);
-      CHECK(side.handle->released());
-    }
-    CHECK(side.services.holds->count().shared == 0);
-  }
-}
-
 /// What is said about another attempt, or over another connection, moves no grant.
 void a_grant_listens_only_to_its_own_reader() {
   OfferUnderTest side;
@@ -531,8 +468,6 @@ int main(int argc, char** argv) {
       NAMED(success_needs_confirm_and_valid),
       NAMED(a_transfer_that_is_not_done_confirms_nothing),
       NAMED(a_pull_is_released_only_when_its_transfer_has_drained),
-      NAMED(a_quarantine_ends_with_its_transfer_alone),
-      NAMED(a_message_names_the_peers_of_the_quarantine),
       NAMED(a_pull_is_released_when_threads_have_ended_that_never_finished),
       NAMED(no_source_is_asked_before_all_bytes_are_here),
       NAMED(a_pull_is_released_with_its_last_source),
@@ -546,7 +481,6 @@ int main(int argc, char** argv) {
       NAMED(an_unknown_id_is_parked_only_if_a_mint_may_have_made_it),
       NAMED(a_parked_claim_ends_by_its_own_reader),
       NAMED(an_id_is_offered_once),
-      NAMED(an_id_that_has_ended_is_neither_offered_nor_parked_again),
       NAMED(a_grant_listens_only_to_its_own_reader),
       NAMED(an_offer_is_free_again_only_when_all_its_readers_have_gone),
       NAMED(a_renewal_counts_from_receipt_and_ends_at_the_cap),

@@ -37,9 +37,7 @@ class Sides:
 
     def pull(self, blocks: tuple[int, ...], *, deadline_s: float = 20) -> Pull:
         offer = self.source.node.offer(blocks=list(blocks), num_tokens=len(blocks), ttl_s=60)
-        return self.target.node.pull(
-            offer.ticket, blocks=list(blocks), deadline_s=deadline_s, require=self.lane.lane
-        )
+        return self.target.node.pull(offer.ticket, blocks=list(blocks), deadline_s=deadline_s, require=self.lane.lane)
 
     def hand_over(self, blocks: tuple[int, ...]) -> None:
         pull = self.pull(blocks).wait(timeout_s=20)
@@ -102,7 +100,7 @@ def test_a_node_within_its_limit_goes_on(sides: Sides) -> None:
     assert sides.target.node.holds()["quarantined"] == LIMIT
     assert sides.target.node.state == "ready"
     offer = sides.source.node.offer(blocks=list(OTHERS), num_tokens=2)
-    sides.target.node.pull(offer.ticket, blocks=list(OTHERS), deadline_s=20).wait()
+    sides.target.node.pull(offer.ticket, blocks=list(OTHERS), deadline_s=20).wait(timeout_s=20)
     assert pull.wait_released(timeout_s=RELEASED_S)
     assert not any(sides.target.node.holds().values())
 

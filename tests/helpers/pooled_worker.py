@@ -31,7 +31,9 @@ class PooledWorker:
 
     def offer(self, count: int) -> Any:
         """Offer new blocks, and return the ticket; free them while readers may still come. None without room."""
-        return self._use(count, lambda blocks: self._memory.node.offer(blocks=blocks, num_tokens=count, ttl_s=0.2)).ticket
+        return self._use(
+            count, lambda blocks: self._memory.node.offer(blocks=blocks, num_tokens=count, ttl_s=0.2)
+        ).ticket
 
     def pull(self, ticket: Any, count: int, *, cancel_after_s: float | None, script: FaultScript) -> None:
         """Pull into new blocks, cancel that in the middle, and free the blocks whatever came of it."""
