@@ -134,7 +134,7 @@ for use in (lambda: a.offer(blocks=[1], num_tokens=4), lambda: live.wait(timeout
     try:
         use()
     except kvlink.errors.Closed as error:
-        assert 'a' in str(error)
+        assert 'the node is closed' in str(error)
     else:
         raise AssertionError('a closed node went on')
 """

@@ -119,7 +119,7 @@ def test_the_pool_is_one_allocation_with_a_layer_each(model):
 
 def test_a_prefill_that_does_not_fit_takes_no_block(model):
     engine = TransformersEngine(model, num_blocks=2)
-    with pytest.raises(OutOfMemory, match="allocate 3 blocks: only 2 are free"):
+    with pytest.raises(OutOfMemory, match="allocate 3 blocks: 2 of 2 are free"):
         engine.prefill(prompt_of(33))
     assert engine.pool.allocator.num_free == 2
 
