@@ -161,7 +161,6 @@ class Running:
             if self._suspended:
                 return
             life = self.life
-            self._draining = True
             self._refuse_new(life, f"{self._settings.name} is being drained and takes nothing new: ask another node")
         left = life.wait_idle(until=time.monotonic() + deadline_s, called_off=lambda: self.closed)
         self.check_usable(f"drain {self._settings.name}")
@@ -228,6 +227,7 @@ class Running:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.life.engine))
 
     def _refuse_new(self, life: Life, message: str) -> None:
+        self._draining = True
         with contextlib.suppress(Closed):  # then it takes nothing new anyway
             life.engine.refuse_new(code=NotReady.__name__, message=message)
 

@@ -43,6 +43,7 @@ def test_a_draining_source_serves_the_offers_that_live_and_makes_no_new_ones(ope
     with pytest.raises(errors.NotReady, match="source is being drained.*another node"):
         opened.offer(REQUEST)
 
+    assert opened.source.call("ask", "state") == "draining"
     opened.source.start("ask", "drain", deadline_s=20)
     opened.target.call("wait", opened.pull(ticket, REQUEST))
     opened.source.result()
@@ -52,6 +53,7 @@ def test_a_draining_source_serves_the_offers_that_live_and_makes_no_new_ones(ope
     opened.source.call("ask", "drain", deadline_s=0)
 
     opened.source.call("ask", "resume")
+    assert opened.source.call("ask", "state") == "ready"
     opened.hand_over(REQUEST)
 
 

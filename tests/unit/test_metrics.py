@@ -27,7 +27,8 @@ def test_what_nodes_count_is_scraped_until_they_are_closed(monkeypatch: pytest.M
         wait_until(lambda: source.counters().get("connections: accepted") == 1)
         assert registry.get_sample_value("kvlink_offers_total", {"node": "prefill-0"}) == 1
         assert registry.get_sample_value("kvlink_pulls_total", {"node": "decode-0"}) == 1
-        assert registry.get_sample_value("kvlink_handoffs_live", {"node": "decode-0"}) == 0
+        for gauge in ("kvlink_handoffs_live", "kvlink_blocks_quarantined"):
+            assert registry.get_sample_value(gauge, {"node": "decode-0"}) == 0
         accepted = {"node": "prefill-0", "result": "accepted"}
         assert registry.get_sample_value("kvlink_connections_total", accepted) == 1
     assert b'node="' not in generate_latest(registry)
