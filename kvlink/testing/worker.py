@@ -54,17 +54,7 @@ class Worker:
         """Start the process and wait until the object is made."""
         self._pipe, theirs = multiprocessing.Pipe()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                f"import kvlink.testing.worker as w; w.serve({theirs.fileno()}, {list(python_path)!r})",
-            ],
-            pass_fds=[theirs.fileno()],
-            env={**os.environ, **(env or {})},
-            stdin=subprocess.DEVNULL,
-            stderr=self._stderr,
-        )
+        self._process = self._begin(theirs.fileno(), {**os.environ, **(env or {})}, python_path)
         theirs.close()
         _live_workers.add(self)
         try:
@@ -73,10 +63,21 @@ class Worker:
             self.kill()
             raise
 
+    def _begin(self, pipe_fd: int, env: dict[str, str], python_path: Sequence[str]) -> Any:
+        """Start the process that serves the pipe."""
+        return subprocess.Popen(
+            [sys.executable, "-c", f"import kvlink.testing.worker as w; w.serve({pipe_fd}, {list(python_path)!r})"],
+            pass_fds=[pipe_fd],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stderr=self._stderr,
+        )
+
     @property
     def pid(self) -> int:
         """The process id."""
-        return self._process.pid
+        pid: int = self._process.pid
+        return pid
 
     def call(self, method: str, *args: Any, timeout_s: float = 30.0, **kwargs: Any) -> Any:
         """Call a method of the worker's object and return its result."""
