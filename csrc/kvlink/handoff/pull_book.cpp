@@ -302,8 +302,16 @@ void PullBook::close_all(const Failure& failure) {
   while (!deadlines_.empty()) cancel(deadlines_.begin()->second, failure);
 }
 
-void PullBook::release_all() {
+void PullBook::drop_transfers() {
   moving_.clear();
+  for (auto& [attempt, part] : parts_) {
+    if (part.receiver) services_.router->detach(attempt);
+    part.receiver.reset();
+    part.transfer.reset();
+  }
+}
+
+void PullBook::release_all() {
   while (!parts_.empty()) retire(parts_.begin());
 }
 
