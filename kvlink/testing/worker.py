@@ -16,7 +16,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 from kvlink import errors
 
@@ -31,6 +31,19 @@ _live_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 class WorkerFailed(AssertionError):
     """A worker process died, or raised something that is no `kvlink.KvlinkError`."""
+
+
+class _Process(Protocol):
+    """What is asked of a started process; `subprocess.Popen` has it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self, timeout: float) -> int: ...
 
 
 class Worker:
@@ -63,7 +76,7 @@ class Worker:
             self.kill()
             raise
 
-    def _begin(self, pipe_fd: int, env: dict[str, str], python_path: Sequence[str]) -> Any:
+    def _begin(self, pipe_fd: int, env: dict[str, str], python_path: Sequence[str]) -> _Process:
         """Start the process that serves the pipe."""
         return subprocess.Popen(
             [sys.executable, "-c", f"import kvlink.testing.worker as w; w.serve({pipe_fd}, {list(python_path)!r})"],
@@ -76,8 +89,7 @@ class Worker:
     @property
     def pid(self) -> int:
         """The process id."""
-        pid: int = self._process.pid
-        return pid
+        return self._process.pid
 
     def call(self, method: str, *args: Any, timeout_s: float = 30.0, **kwargs: Any) -> Any:
         """Call a method of the worker's object and return its result."""
