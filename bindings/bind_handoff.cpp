@@ -93,6 +93,8 @@ std::shared_ptr<Engine> make_engine(const nb::bytes& epoch, const std::vector<Gr
                                     std::shared_ptr<transport::ucx::Context> ucx, unsigned copy_threads,
                                     std::uint32_t max_handoffs, std::int64_t lease_cap_ms,
                                     const std::pair<std::uint64_t, std::uint64_t>& windows,
+                                    std::uint64_t max_quarantined_blocks,
+                                    std::shared_ptr<kvlink::plan::Template> own_template,
                                     const std::shared_ptr<Engine>& bells_of) {
   kvlink::handoff::EngineOptions options{.epoch = epoch_of(epoch),
                                          .groups = {},
@@ -102,6 +104,8 @@ std::shared_ptr<Engine> make_engine(const nb::bytes& epoch, const std::vector<Gr
                                          .max_handoffs = max_handoffs,
                                          .lease_cap_ms = lease_cap_ms,
                                          .window = {.peer_bytes = windows.first, .node_bytes = windows.second},
+                                         .max_quarantined_blocks = max_quarantined_blocks,
+                                         .own_template = std::move(own_template),
                                          .bells = bells_of ? bells_of->bells() : nullptr};
   for (const auto& [name, num_blocks, block_tokens, window, slots, pool] : groups) {
     if (block_tokens == 0) throw Error(Code::invalid_argument, "group '" + name + "' has blocks of no tokens");
@@ -174,6 +178,7 @@ nb::list peers(Engine& engine) {
     each["transports"] = report.transports;
     each["handoffs"] = report.handoffs;
     each["bytes"] = report.bytes;
+    each["bytes_per_s"] = report.bytes_per_s;
     out.append(each);
   }
   return out;
@@ -198,6 +203,7 @@ nb::dict holds(const Engine& engine) {
   nb::dict out;
   out["shared"] = count.shared;
   out["exclusive"] = count.exclusive;
+  out["quarantined"] = count.quarantined;
   out["handoffs"] = engine.counters().live.load();
   return out;
 }
@@ -299,9 +305,11 @@ void bind_engine(nb::module_& m) {
   bind_ends(bound);
   bound
       .def(nb::new_(&make_engine), nb::kw_only(), "epoch"_a, "groups"_a, "regions"_a, "ucx"_a.none(), "copy_threads"_a,
-           "max_handoffs"_a, "lease_cap_ms"_a, "windows"_a, "bells_of"_a.none() = nb::none(),
+           "max_handoffs"_a, "lease_cap_ms"_a, "windows"_a, "max_quarantined_blocks"_a, "own_template"_a.none(),
+           "bells_of"_a.none() = nb::none(),
            "Start the threads. `regions` are (address, nbytes), borrowed until `close` has returned. `windows` are the "
-           "bytes that may be on their way here, from one peer and from all. `bells_of` is the engine before this one.")
+           "bytes that may be on their way here, from one peer and from all. `own_template` pairs the cache with "
+           "itself. `bells_of` is the engine before this one.")
       .def(
           "fileno", [](const Engine& engine) { return engine.bells()->engine.fd(); },
           "Return an eventfd that becomes readable with every outcome and release.")

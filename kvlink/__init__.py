@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from kvlink import errors as errors
     from kvlink.config import Limits as Limits
     from kvlink.errors import KvlinkError as KvlinkError
+    from kvlink.handoff import BlockPool as BlockPool
     from kvlink.handoff import Node as Node
     from kvlink.handoff import Offer as Offer
     from kvlink.handoff import Pull as Pull
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "BlockPool": "kvlink.handoff",
     "Buffer": "kvlink.memory",
     "DecodeWorker": "kvlink.scheduler",
     "KVCache": "kvlink.layout",
@@ -41,6 +43,7 @@ _HOME = {
 }
 
 __all__ = [
+    "BlockPool",
     "Buffer",
     "DecodeWorker",
     "KVCache",

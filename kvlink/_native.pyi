@@ -189,9 +189,9 @@ def copy_block_table(given: object, into: object, *, num_blocks: int, called: st
 class Engine:
     """The native node. Thread-safe; every call but `close` returns at once."""
 
-    def __init__(self, *, epoch: bytes, groups: Sequence[tuple[str, int, int, int, bool, int]], regions: Sequence[tuple[int, int]], ucx: UcxContext | None, copy_threads: int, max_handoffs: int, lease_cap_ms: int, windows: tuple[int, int], bells_of: Engine | None = None) -> None:
+    def __init__(self, *, epoch: bytes, groups: Sequence[tuple[str, int, int, int, bool, int]], regions: Sequence[tuple[int, int]], ucx: UcxContext | None, copy_threads: int, max_handoffs: int, lease_cap_ms: int, windows: tuple[int, int], max_quarantined_blocks: int, own_template: Template | None, bells_of: Engine | None = None) -> None:
         """
-        Start the threads. `regions` are (address, nbytes), borrowed until `close` has returned. `windows` are the bytes that may be on their way here, from one peer and from all. `bells_of` is the engine before this one.
+        Start the threads. `regions` are (address, nbytes), borrowed until `close` has returned. `windows` are the bytes that may be on their way here, from one peer and from all. `own_template` pairs the cache with itself. `bells_of` is the engine before this one.
         """
 
     def close(self, *, deadline_s: float, code: str = 'Closed', message: str = 'the node is closed') -> None:

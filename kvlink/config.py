@@ -23,6 +23,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "payload_bytes": (0, 4 << 20),
     "peer_window_bytes": (1, 1 << 50),
     "node_window_bytes": (1, 1 << 50),
+    "quarantined_blocks": (0, 1 << 40),
 }
 
 
@@ -58,6 +59,10 @@ class Limits:
         that is larger moves while no other of that peer does.
     node_window_bytes
         The same over all peers, who take turns.
+    quarantined_blocks
+        Blocks of pulls that have their outcome while something may still write them. While there
+        are more, new pulls get ``NotReady``. The default is several of the longest requests, so
+        that cancelling one or two does not close the node.
     """
 
     connect_timeout_s: float = 5.0
@@ -70,6 +75,7 @@ class Limits:
     payload_bytes: int = 1 << 20
     peer_window_bytes: int = 1 << 30
     node_window_bytes: int = 4 << 30
+    quarantined_blocks: int = 16384
 
     def __post_init__(self) -> None:
         """Refuse a value of another type or out of its bounds."""

@@ -28,9 +28,12 @@ class FailedRange(NamedTuple):
 class KvlinkError(Exception):
     """What every error of kvlink derives from.
 
-    An error that a handoff ended with also says which part did not arrive: ``failed``, which is
-    empty when no byte range is to blame. ``valid_prefix_tokens`` counts the tokens from the start of the request whose
-    bytes may be used, so that an engine recomputes no more than it must.
+    An error that a pull ended with also says what did not arrive: ``failed`` covers all that was asked for and that its
+    sources have not confirmed. It is empty for offers, and where nothing was started.
+
+    ``valid_prefix_tokens`` counts the tokens from the start of the request whose bytes may be used, so that an engine
+    recomputes no more than it must. After a pull that failed these are its ``skip_tokens``, which were there before:
+    bytes may have come by then, but before the source has confirmed them none may be called right.
     """
 
     def __init__(
@@ -140,7 +143,10 @@ class Closed(KvlinkError):
 
 
 class NotReady(KvlinkError):
-    """The node takes nothing new now: it is being drained, or is suspended. Ask another one, or later."""
+    """The node takes nothing new now: it is being drained, is suspended, or has too many blocks in quarantine.
+
+    Ask another one, or later.
+    """
 
 
 class AuthenticationFailed(KvlinkError):

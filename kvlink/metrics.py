@@ -28,6 +28,7 @@ _COUNTERS = {
 _GAUGES = {
     "shared": ("kvlink_blocks_offered", "Blocks that live offers hold."),
     "exclusive": ("kvlink_blocks_written", "Blocks that live pulls hold."),
+    "quarantined": ("kvlink_blocks_quarantined", "Blocks that pulls may still write that have ended."),
     "handoffs": ("kvlink_handoffs_live", "Offers and pulls without an outcome."),
 }
 

@@ -6,20 +6,18 @@ none of them itself: whoever owns the worker's loop does, around ``Node.offer`` 
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from kvlink.errors import InvalidArgument, OutOfMemory, ProtocolError
+from kvlink.errors import ProtocolError
 
 if TYPE_CHECKING:
     from kvlink.layout import KVCache
 
 __all__ = [
-    "BlockAllocator",
     "DecodeEngine",
     "FirstToken",
     "Prefilled",
@@ -106,52 +104,3 @@ class DecodeEngine(Protocol):
     def release(self, blocks: Sequence[int]) -> None:
         """Take blocks back that no live pull holds any more."""
         ...
-
-
-class BlockAllocator:
-    """Hands out block numbers: in order at first, then the last freed first.
-
-    With `shuffle_seed` the first order is scattered, as it becomes anyway in a worker that has
-    run for a while. Not thread-safe: an engine allocates from the one thread that runs its model.
-    """
-
-    def __init__(self, num_blocks: int, *, shuffle_seed: int | None = None) -> None:
-        # Reversed, so that pop() takes block 0 first.
-        self._free = list(range(num_blocks - 1, -1, -1))
-        if shuffle_seed is not None:
-            random.Random(shuffle_seed).shuffle(self._free)
-        self._used: set[int] = set()
-
-    @property
-    def num_free(self) -> int:
-        """How many blocks can still be allocated."""
-        return len(self._free)
-
-    def allocate(self, count: int) -> tuple[int, ...]:
-        """Take `count` blocks, or none.
-
-        Raises
-        ------
-        OutOfMemory
-            If fewer than `count` blocks are free.
-        """
-        if count > len(self._free):
-            raise OutOfMemory(f"allocate {count} blocks: only {len(self._free)} are free; release some or make more")
-        taken = tuple(self._free.pop() for _ in range(count))
-        self._used.update(taken)
-        return taken
-
-    def free(self, blocks: Sequence[int]) -> None:
-        """Give `blocks` back, all or none.
-
-        Raises
-        ------
-        InvalidArgument
-            If one of them is not allocated, or stands twice in `blocks`.
-        """
-        returned = set(blocks)
-        if len(returned) != len(blocks) or not returned <= self._used:
-            stray = sorted(returned - self._used) or "one of them twice"
-            raise InvalidArgument(f"free blocks {list(blocks)}: not allocated: {stray}")
-        self._used -= returned
-        self._free.extend(reversed(blocks))

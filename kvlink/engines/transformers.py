@@ -15,8 +15,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import kvlink
-from kvlink.engines.base import BlockAllocator, Prefilled, blocks_for
+from kvlink.engines.base import Prefilled, blocks_for
 from kvlink.errors import InvalidArgument
+from kvlink.handoff import BlockPool
 
 try:
     import torch
@@ -55,7 +56,7 @@ class PagedPool:
         shape = (num_layers, 2, num_blocks, block_tokens, num_kv_heads, head_dim)
         self.tensor: torch.Tensor = torch.from_dlpack(kvlink.empty(shape, str(dtype).removeprefix("torch.")))
         self.tensor.zero_()  # So that the first transfer does not wait for pages that nobody has touched.
-        self.allocator = BlockAllocator(num_blocks, shuffle_seed=shuffle_seed)
+        self.allocator = BlockPool(num_blocks, shuffle_seed=shuffle_seed)
         self._cache: KVCache | None = None
 
     @classmethod

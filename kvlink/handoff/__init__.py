@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvlink.handoff.block_pool import BlockPool as BlockPool
     from kvlink.handoff.handles import Handle as Handle
     from kvlink.handoff.handles import Offer as Offer
     from kvlink.handoff.handles import Pull as Pull
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
     from kvlink.handoff.ticket import Ticket as Ticket
     from kvlink.handoff.ticket import parse_ticket as parse_ticket
 
-__all__ = ["Handle", "Node", "Offer", "Pull", "Ticket", "TicketMint", "parse_ticket"]
+__all__ = ["BlockPool", "Handle", "Node", "Offer", "Pull", "Ticket", "TicketMint", "parse_ticket"]
 
 _HOME = {
+    "BlockPool": "block_pool",
     "Handle": "handles",
     "Node": "node",
     "Offer": "handles",

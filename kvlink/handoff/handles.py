@@ -88,7 +88,10 @@ class Handle:
 
     @property
     def failed(self) -> tuple[FailedRange, ...]:
-        """What did not arrive."""
+        """What did not arrive of a pull that failed: all that it asked for and that no source has confirmed.
+
+        Empty for offers, after success, and while there is no outcome. Holes and skipped tokens were not asked for.
+        """
         return tuple(FailedRange(*one) for one in self._handoff.failed)
 
     @property

@@ -133,6 +133,16 @@ class Node:
         return self._running.closed
 
     @property
+    def state(self) -> str:
+        """``"ready"``, or why not: ``"quarantined"``, ``"draining"``, ``"suspended"`` or ``"closed"``.
+
+        A quarantined node takes no new pulls since more blocks than ``limits.quarantined_blocks``
+        may still be written by pulls that have ended. Offers it takes, and it is ready again by
+        itself once transfers drain.
+        """
+        return self._running.state
+
+    @property
     def cache(self) -> KVCache:
         """The cache, with its regions as peers see them. Raises ``NotReady`` while suspended."""
         return self._running.life.cache
@@ -242,7 +252,7 @@ class Node:
         Busy
             If there are as many handoffs or unconnected peers as the limits allow.
         NotReady
-            If the node is being drained, or is suspended.
+            If the node is being drained, or is suspended, or has too many blocks in quarantine.
         Closed
             If the node is closed, or this is a forked child.
         """
@@ -274,6 +284,9 @@ class Node:
     def peers(self) -> list[dict[str, Any]]:
         """Return how each peer stands: name, address, role, state, lanes, transports, handoffs and bytes.
 
+        ``bytes_per_s`` is measured: bytes over the time in which any moved, over the last seconds of
+        moving; 0 before the first. A source of bytes only sees when it granted them and when they
+        were confirmed, so what it says about its readers is lower, most of all for small handoffs.
         ``lane_reason`` says why ``lanes`` come in this order; it is empty for a peer that reads from
         here. A suspended node has no peers.
         """
@@ -286,7 +299,12 @@ class Node:
         return [{**peer, "epoch": peer["epoch"].hex(), "lane_reason": reasons.get(peer["peer"], "")} for peer in peers]
 
     def holds(self) -> dict[str, int]:
-        """Return how many blocks live offers ("shared") and pulls ("exclusive") hold, and how many handoffs live."""
+        """Return how many blocks are held, and how many handoffs live.
+
+        "shared" by live offers, "exclusive" by live pulls, "quarantined" by pulls that have ended
+        while something may still write the blocks. None counts twice, and "handoffs" are those
+        without an outcome.
+        """
         return dict(self._usable("holds").life.engine.holds())
 
     def counters(self) -> dict[str, int]:

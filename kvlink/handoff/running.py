@@ -64,6 +64,7 @@ class Running:
         self._settings = settings
         self._process = os.getpid()
         self._suspended = False
+        self._draining = False
         # Re-entrant, like every lock on the way of `close`: the garbage collector may close a
         # forgotten node in the middle of anything that any thread does.
         self._closing = threading.RLock()
@@ -137,6 +138,18 @@ class Running:
         if closed_too and self.closed:
             raise Closed(f"{operation}: the node is closed")
 
+    @property
+    def state(self) -> str:
+        """See ``Node.state``."""
+        if self.closed:
+            return "closed"
+        if self._suspended:
+            return "suspended"
+        if self._draining:
+            return "draining"
+        quarantined = self.life.engine.holds()["quarantined"]
+        return "quarantined" if quarantined > self._settings.limits.quarantined_blocks else "ready"
+
     def counters(self) -> dict[str, int]:
         """Return what was counted over all lives."""
         past, engine = self._counted
@@ -148,6 +161,7 @@ class Running:
             if self._suspended:
                 return
             life = self.life
+            self._draining = True
             self._refuse_new(life, f"{self._settings.name} is being drained and takes nothing new: ask another node")
         left = life.wait_idle(until=time.monotonic() + deadline_s, called_off=lambda: self.closed)
         self.check_usable(f"drain {self._settings.name}")
@@ -181,13 +195,14 @@ class Running:
                 if cache is not None and cache is not self.life.given:
                     raise InvalidArgument(f"resume {name}: it has a cache; suspend it before it gets another one")
                 self.life.engine.accept_new()
+                self._draining = False
                 return
             if cache is None:
                 raise InvalidArgument(f"resume {name}: it is suspended, so pass the cache that it has from now on")
             past, ended = self._counted
             self.life = self._new_life(cache, before=ended)
             self._counted = (past + Counter(ended.counters()), self.life.engine)
-            self._suspended = False
+            self._suspended = self._draining = False
             self.acceptor.serve(self.life.engine, self.life.introduction)
 
     def close(self, deadline_s: float | None = None) -> None:
@@ -221,7 +236,8 @@ class Running:
 def _told(left: dict[str, int]) -> str:
     return (
         f"{left['handoffs']} handoffs live still, which hold {left['shared']} blocks for readers and "
-        f"{left['exclusive']} to write: wait on, cancel them, or close the node"
+        f"{left['exclusive']} to write, {left['quarantined']} blocks are in quarantine: wait on, cancel them, "
+        "or close the node"
     )
 
 
@@ -251,6 +267,7 @@ def start_engine(
     It rings the bells of the one `before`, if there was one, so that ``fileno`` stays what it is.
     """
     from kvlink import _native
+    from kvlink.plan import compile_template
 
     layout, limits = cache.layout, settings.limits
     engine = _native.Engine(
@@ -262,6 +279,8 @@ def start_engine(
         max_handoffs=limits.max_handoffs,
         lease_cap_ms=int(limits.lease_cap_s * 1000),
         windows=(limits.peer_window_bytes, limits.node_window_bytes),
+        max_quarantined_blocks=limits.quarantined_blocks,
+        own_template=compile_template(layout, layout),
         bells_of=cast("_native.Engine | None", before),
     )
     return cast("NativeEngine", engine)  # the generated stub says `object` where this says more

@@ -139,6 +139,7 @@ void every_order_of_events_ends_a_pull_once() {
                                     CHECK(side.ended() == 1);
                                     CHECK(side.services.counters.live == 0);
                                     CHECK(side.services.holds->count().exclusive == 0);
+                                    CHECK(side.services.holds->count().quarantined == 0);
                                     CHECK(side.book.drained());
                                   });
   }
@@ -150,16 +151,19 @@ void a_pull_is_released_only_when_its_transfer_has_drained() {
   CHECK(side->handle->has_outcome());
   side->turn();
   CHECK(!side->handle->released());
-  CHECK(side->services.holds->count().exclusive == 2);
+  CHECK(side->services.holds->count().exclusive == 0);
+  CHECK(side->services.holds->count().quarantined == 2);
   transfers().front()->done = true;
   side->turn();
   CHECK(side->handle->released());
-  CHECK(side->services.holds->count().exclusive == 0);
+  CHECK(side->services.holds->count().quarantined == 0);
 }
 
 void a_pull_is_released_when_threads_have_ended_that_never_finished() {
   const auto side = pull_at(Begun::stuck);
   side->book.close_all({Code::closed, "scripted"});
+  CHECK(!side->handle->released());
+  side->book.drop_transfers();
   CHECK(!side->handle->released());
   side->book.release_all();
   CHECK(side->handle->released());
@@ -223,7 +227,7 @@ void a_pull_is_released_with_its_last_source() {
   transfers()[1]->done = true;
   side.turn();
   CHECK(side.handle->released());
-  CHECK(side.services.holds->count().exclusive == 0);
+  CHECK(side.services.holds->count().quarantined == 0);
 }
 
 void a_source_that_confirmed_may_go_and_another_may_not() {

@@ -175,6 +175,7 @@ inline DO_pull_note_success() {
   assert(read0[p] == 1 + ticket[p] && read1[p] == 1 + ticket[p]); read0[p] = 0; read1[p] = 0
 }
 inline DO_pull_note_failure() { read0[p] = 0; read1[p] = 0 }
+inline DO_pull_quarantine() { assert(held[p]) }
 inline DO_pull_free_exclusive() { assert(held[p]); held[p] = false }
 inline DO_pull_settle() { assert(!outcome[p]); outcome[p] = true }
 inline DO_pull_release() { assert(outcome[p] && !released[p] && !held[p]); released[p] = true }

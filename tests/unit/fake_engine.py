@@ -194,7 +194,7 @@ class FakeEngine:
         return pull
 
     def holds(self) -> dict[str, int]:
-        return {"shared": 0, "exclusive": 0, "handoffs": 0}
+        return {"shared": 0, "exclusive": 0, "quarantined": 0, "handoffs": 0}
 
     def counters(self) -> dict[str, int]:
         return {"offers": len(self.offers), "pulls": len(self.pulls)}

@@ -26,11 +26,13 @@ Engine::Engine(EngineOptions options)
       pulls_(services_, options.window),
       max_handoffs_(options.max_handoffs),
       lease_cap_ms_(options.lease_cap_ms),
+      max_quarantined_blocks_(options.max_quarantined_blocks),
       next_peer_(kFirstPeer) {
   services_.epoch = options.epoch;
   services_.bells = options.bells ? std::move(options.bells) : std::make_shared<Bells>();
   services_.memory = std::make_shared<transport::LocalMemory>(options.regions);
   services_.holds = std::make_shared<Holds>(std::move(options.groups));
+  services_.own_template = std::move(options.own_template);
   services_.router = std::make_shared<transport::ChunkRouter>();
   services_.copy_threads = std::make_unique<transport::CopyThreads>(options.copy_threads);
   if (options.ucx) {
@@ -210,7 +212,8 @@ std::vector<PeerReport> Engine::peers() {
                          .lanes = each->reach.lanes(),
                          .transports = each->reach.transports(),
                          .handoffs = each->handoffs,
-                         .bytes = each->bytes});
+                         .bytes = each->bytes,
+                         .bytes_per_s = each->rate.bytes_per_s()});
     }
     promise->set_value(std::move(reports));
   });
@@ -277,6 +280,7 @@ std::shared_ptr<Handoff> Engine::pull(PullOptions options) {
   }
   const std::int64_t deadline_ns = deadline_after(options.deadline_ms, "deadline");
   BlockTables written = touched(options.blocks, services_.holds->groups(), options.skip_tokens, options.num_tokens);
+  services_.quarantine.check(max_quarantined_blocks_);
   admit_one();
   try {
     services_.holds->acquire_exclusive(written);

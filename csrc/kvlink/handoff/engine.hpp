@@ -33,6 +33,8 @@ struct EngineOptions {
   std::uint32_t max_handoffs{4096};
   std::int64_t lease_cap_ms{300'000};  // readers extend no offer past this age; one that lasts longer, not at all
   WindowLimits window{};
+  std::uint64_t max_quarantined_blocks{16'384};        // no new pulls while more are in quarantine
+  std::shared_ptr<const plan::Template> own_template;  // the cache paired with itself; see Services
   std::shared_ptr<const Bells> bells;  // of the engine before, so that descriptors outlive it; null: new ones
 };
 
@@ -74,6 +76,7 @@ struct PeerReport {
   std::string transports;
   std::uint64_t handoffs{};
   std::uint64_t bytes{};
+  double bytes_per_s{};
 };
 
 class Engine {
@@ -156,6 +159,7 @@ class Engine {
   PullBook pulls_;
   const std::uint32_t max_handoffs_;
   const std::int64_t lease_cap_ms_;
+  const std::uint64_t max_quarantined_blocks_;
   std::atomic<std::uint64_t> next_sequence_{1};
   std::atomic<std::uint32_t> next_attempt_{1};
   std::atomic<std::uint64_t> next_peer_;

@@ -205,7 +205,7 @@ void Engine::flush_channels() {
 
 void Engine::finish_thread() {
   flush_channels();
-  // Order matters: nothing may write this node's memory once its blocks are called released.
+  // Order matters: nothing may write this node's memory once its blocks are called released (I14).
   services_.copy_threads.reset();
   for (const auto& [id, each] : peers_) {
     lose(each, {Code::closed, "the node was closed"});
@@ -216,6 +216,7 @@ void Engine::finish_thread() {
   offers_.drop_senders();
   services_.endpoints.clear();
   if (services_.ucx) poller_.forget(services_.ucx->event_fd());
+  // The last owner. It gives UCX some turns to close the endpoints, in which gets that were posted may still land.
   services_.ucx.reset();
   pulls_.release_all();
   registrations_.clear();

@@ -71,19 +71,23 @@ void Holds::check(const BlockTables& tables, std::int32_t highest_allowed) {
       }
       seen_[pool_of_[g]][index] = check_number_;
       const std::int32_t held = held_[pool_of_[g]][index];
-      if (held == kExclusive || held > highest_allowed) {
-        throw Error(Code::blocks_busy, "block " + std::to_string(block) + " of group '" + name + "' is " +
-                                           (held == kExclusive ? "written by a live pull" : "read by a live offer") +
-                                           "; wait for its `released` event before using it again");
+      if (held < 0 || held > highest_allowed) {
+        throw Error(Code::blocks_busy,
+                    "block " + std::to_string(block) + " of group '" + name + "' is " +
+                        (held == kExclusive     ? "written by a live pull"
+                         : held == kQuarantined ? "in quarantine: a pull that has ended may still write it"
+                                                : "read by a live offer") +
+                        "; wait for its `released` event before using it again");
       }
     }
   }
 }
 
-void Holds::add(const BlockTables& tables, std::int32_t difference) noexcept {
+template <class Change>
+void Holds::for_each(const BlockTables& tables, Change change) noexcept {
   for (std::size_t g = 0; g < tables.size(); ++g) {
     for (const std::int32_t block : tables[g]) {
-      if (block != -1) held_[pool_of_[g]][static_cast<std::size_t>(block)] += difference;
+      if (block != -1) change(held_[pool_of_[g]][static_cast<std::size_t>(block)]);
     }
   }
 }
@@ -91,35 +95,47 @@ void Holds::add(const BlockTables& tables, std::int32_t difference) noexcept {
 void Holds::acquire_shared(const BlockTables& tables) {
   const std::lock_guard lock(mutex_);
   check(tables, INT32_MAX - 1);
-  add(tables, 1);
+  for_each(tables, [this](std::int32_t& held) {
+    if (held++ == 0) ++count_.shared;
+  });
 }
 
 void Holds::acquire_exclusive(const BlockTables& tables) {
   const std::lock_guard lock(mutex_);
   check(tables, 0);
-  add(tables, kExclusive);
+  for_each(tables, [this](std::int32_t& held) {
+    held = kExclusive;
+    ++count_.exclusive;
+  });
+}
+
+void Holds::quarantine(const BlockTables& tables) noexcept {
+  const std::lock_guard lock(mutex_);
+  for_each(tables, [this](std::int32_t& held) {
+    held = kQuarantined;
+    --count_.exclusive;
+    ++count_.quarantined;
+  });
 }
 
 void Holds::release_shared(const BlockTables& tables) noexcept {
   const std::lock_guard lock(mutex_);
-  add(tables, -1);
+  for_each(tables, [this](std::int32_t& held) {
+    if (--held == 0) --count_.shared;
+  });
 }
 
 void Holds::release_exclusive(const BlockTables& tables) noexcept {
   const std::lock_guard lock(mutex_);
-  add(tables, -kExclusive);
+  for_each(tables, [this](std::int32_t& held) {
+    --(held == kQuarantined ? count_.quarantined : count_.exclusive);
+    held = 0;
+  });
 }
 
 Holds::Count Holds::count() const noexcept {
   const std::lock_guard lock(mutex_);
-  Count count;
-  for (const auto& group : held_) {
-    for (const std::int32_t held : group) {
-      if (held == kExclusive) ++count.exclusive;
-      if (held > 0) ++count.shared;
-    }
-  }
-  return count;
+  return count_;
 }
 
 }  // namespace kvlink::handoff

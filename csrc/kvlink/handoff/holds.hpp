@@ -1,4 +1,4 @@
-// Which blocks live handoffs read or write: shared for reading, exclusive for writing.
+// Which blocks live handoffs read or write: shared for reading, exclusive for writing, and in quarantine.
 #pragma once
 
 #include <cstdint>
@@ -41,26 +41,34 @@ class Holds {
   /// As above; Error(blocks_busy) also for a block that a live offer holds.
   void acquire_exclusive(const BlockTables& tables);
   void release_shared(const BlockTables& tables) noexcept;
+  /// What is held exclusively stays so, but counts apart: its pull has its outcome, and may still write.
+  void quarantine(const BlockTables& tables) noexcept;
+  /// In quarantine or not.
   void release_exclusive(const BlockTables& tables) noexcept;
 
+  /// Blocks; none counts twice.
   struct Count {
     std::uint64_t shared{};
     std::uint64_t exclusive{};
+    std::uint64_t quarantined{};
   };
   [[nodiscard]] Count count() const noexcept;
 
  private:
   static constexpr std::int32_t kExclusive = -1;
+  static constexpr std::int32_t kQuarantined = -2;
 
   void check(const BlockTables& tables, std::int32_t highest_allowed);
-  void add(const BlockTables& tables, std::int32_t difference) noexcept;
+  template <class Change>
+  void for_each(const BlockTables& tables, Change change) noexcept;
 
   std::vector<Group> groups_;
   mutable std::mutex mutex_;
   std::vector<std::size_t> pool_of_;              // by group: which of the following
-  std::vector<std::vector<std::int32_t>> held_;   // kExclusive, or the number of offers that hold the block
+  std::vector<std::vector<std::int32_t>> held_;   // one of the above, or the number of offers that hold the block
   std::vector<std::vector<std::uint32_t>> seen_;  // the last check that met the block: finds doubles in one pass
   std::uint32_t check_number_{0};
+  Count count_;
 };
 
 }  // namespace kvlink::handoff

@@ -9,8 +9,8 @@
 namespace kvlink::handoff {
 namespace {
 
-/// An end is remembered for this many offers, so that a late claim learns why it comes too late.
-constexpr std::size_t kRetiredLimit = 65'536;
+/// Why an offer ended is remembered for this many, so that a late claim learns it. That it has is never forgotten.
+constexpr std::size_t kReasonLimit = 65'536;
 
 }  // namespace
 
@@ -53,28 +53,31 @@ std::deque<OfferBook::Parked> OfferBook::take_parked(const std::function<bool(co
 }
 
 Failure OfferBook::why_unknown(const HandoffId& id) const {
-  const auto retired = retired_.find(id);
-  if (retired == retired_.end()) {
+  const auto reason = reasons_.find(id);
+  if (reason == reasons_.end()) {
+    const Retirement retirement = retired_.look_up(id);
+    if (retirement != Retirement::none) return {Code::unknown_handoff, why_retired(retirement)};
     return {Code::unknown_handoff,
             id.epoch == services_.epoch ? "no such offer is known here" : "no offer came here under this ticket"};
   }
-  switch (retired->second) {
+  switch (reason->second) {
     case Code::already_claimed:
       return {Code::already_claimed, "the offer was read by all its readers; make a new offer to read it again"};
     case Code::ticket_expired:
       return {Code::ticket_expired,
               "the offer's lease ran out before it was claimed; offer it again or with a longer ttl_s"};
     default:
-      return {retired->second, "the offer was withdrawn"};
+      return {reason->second, "the offer was withdrawn"};
   }
 }
 
-void OfferBook::remember(const HandoffId& id, Code why) {
-  retired_[id] = why;
-  retired_order_.push_back(id);
-  if (retired_order_.size() <= kRetiredLimit) return;
-  retired_.erase(retired_order_.front());
-  retired_order_.pop_front();
+void OfferBook::retire(const HandoffId& id, Code why) {
+  retired_.add(id);
+  reasons_[id] = why;
+  reasons_order_.push_back(id);
+  if (reasons_order_.size() <= kReasonLimit) return;
+  reasons_.erase(reasons_order_.front());
+  reasons_order_.pop_front();
 }
 
 OfferBook::Grant* OfferBook::nearest(Offer& offer, const News& news) {
@@ -195,7 +198,7 @@ std::int64_t OfferBook::next_deadline() noexcept {
 }
 
 bool OfferBook::knows(const HandoffId& id) {
-  return id.epoch == services_.epoch || find(id) != offers_.end() || retired_.contains(id);
+  return id.epoch == services_.epoch || find(id) != offers_.end() || retired_.look_up(id) != Retirement::none;
 }
 
 void OfferBook::refuse_parked(const Failure& failure) {

@@ -20,6 +20,7 @@
 #include "kvlink/handoff/holds.hpp"
 #include "kvlink/handoff/messages.hpp"
 #include "kvlink/handoff/peer.hpp"
+#include "kvlink/handoff/retired_ids.hpp"
 #include "kvlink/handoff/services.hpp"
 #include "kvlink/handoff/transitions.hpp"
 
@@ -41,7 +42,7 @@ class OfferBook {
  public:
   /// `table`: another one than the project's only in tests that look for rows that do not matter.
   explicit OfferBook(Services& services, std::span<const Row> table = kTransitions)
-      : services_(services), table_(table) {}
+      : services_(services), table_(table), retired_(services.epoch) {}
 
   /// Any thread. The offer can be claimed as soon as this returns. One under an id that is or was offered here fails.
   void add(OfferRequest request);
@@ -125,13 +126,15 @@ class OfferBook {
   void on_message(On event, News news);
   [[nodiscard]] static Grant* nearest(Offer& offer, const News& news);
   [[nodiscard]] Offers::iterator find(const HandoffId& id);
-  [[nodiscard]] bool unseen(const HandoffId& id) const { return !offers_.contains(id) && !retired_.contains(id); }
+  [[nodiscard]] bool unseen(const HandoffId& id) const {
+    return !offers_.contains(id) && retired_.look_up(id) == Retirement::none;
+  }
   [[nodiscard]] Failure why_unknown(const HandoffId& id) const;
   [[nodiscard]] Failure why_refused(const Offer* offer, const News& news) const;
   [[nodiscard]] std::deque<Parked> take_parked(const std::function<bool(const Parked&)>& test);
   void adopt_added();
   void adopt(OfferRequest request);
-  void remember(const HandoffId& id, Code why);
+  void retire(const HandoffId& id, Code why);
 
   Services& services_;
   std::span<const Row> table_;
@@ -139,8 +142,9 @@ class OfferBook {
   std::vector<OfferRequest> added_;  // guarded by added_mutex_
   Offers offers_;
   std::set<std::pair<std::int64_t, HandoffId>> leases_;          // (expiry, id) of every offer
-  std::map<HandoffId, Code> retired_;                            // why the latest ended offers ended; bounded
-  std::deque<HandoffId> retired_order_;                          // oldest first
+  RetiredIds retired_;                                           // which offers have ended; bounded and exact
+  std::map<HandoffId, Code> reasons_;                            // why the latest of them did; bounded
+  std::deque<HandoffId> reasons_order_;                          // oldest first
   std::deque<Parked> parked_;                                    // bounded
   std::list<std::shared_ptr<transport::StagedSender>> senders_;  // until drained, though the offer be gone
 };

@@ -86,6 +86,7 @@ void OfferBook::step_grant(Offer* offer, Grant* grant, At from, On event, const 
   std::list<Grant> ended;  // Its only element, if the row ends the grant: gone before anything is told of it.
   if (row->to == At::granted && from == At::none) {
     ++news.peer->handoffs;
+    news.peer->rate.begin(now_ns());
     grant = &offer->grants.emplace_back(
         Grant{.at = row->to, .peer = news.peer, .attempt = news.attempt, .claim = *news.claim});
   } else if (row->to == At::parked) {
@@ -95,6 +96,7 @@ void OfferBook::step_grant(Offer* offer, Grant* grant, At from, On event, const 
   } else if (row->to == At::none && grant != nullptr) {
     grant->at = At::none;
     if (from != At::parked) {
+      grant->peer->rate.end(now_ns(), event == On::confirm ? news.bytes : 0);
       const auto place = std::ranges::find_if(offer->grants, [&](const Grant& each) { return &each == grant; });
       ended.splice(ended.begin(), offer->grants, place);
     }
@@ -109,6 +111,7 @@ void OfferBook::perform(Do action, Offer& offer, const News& news) {
   const HandoffId id = request.handle->id().handoff;
   switch (action) {
     case Do::start_lease:
+      retired_.use(id.epoch);
       leases_.emplace(request.expires_ns, id);
       break;
     case Do::wake_parked:
@@ -126,11 +129,11 @@ void OfferBook::perform(Do action, Offer& offer, const News& news) {
       }
       break;
     case Do::succeed:
-      remember(id, Code::already_claimed);
+      retire(id, Code::already_claimed);
       services_.counters.succeeded.fetch_add(1);
       break;
     case Do::fail:
-      remember(id, news.failure->code);
+      retire(id, news.failure->code);
       services_.counters.failed.fetch_add(1);
       break;
     case Do::free_shared:
@@ -267,7 +270,10 @@ void OfferBook::settle(Offer& offer, std::optional<Failure> failure) {
   const auto& handle = offer.request.handle;
   const std::string title = "offer " + text_of(handle->id().handoff) + ": ";
   if (!failure && offer.validated < offer.request.readers) {
-    failure = Failure{Code::invalid_argument, "this ticket was offered here before"};
+    const Retirement retirement = retired_.look_up(handle->id().handoff);
+    failure = Failure{Code::invalid_argument, retirement == Retirement::none
+                                                  ? "this ticket was offered here before, and lives"
+                                                  : why_retired(retirement)};
   }
   if (failure) failure->message = title + failure->message;
   handle->settle({.failure = std::move(failure),

@@ -10,6 +10,7 @@
 
 #include "kvlink/error.hpp"
 #include "kvlink/handoff/channel.hpp"
+#include "kvlink/handoff/rate_meter.hpp"
 #include "kvlink/handoff/reach.hpp"
 #include "kvlink/ids.hpp"
 #include "kvlink/plan/template.hpp"
@@ -35,6 +36,7 @@ struct Peer {
   std::optional<Failure> lost;   // why; set by whoever notices, acted on by the loop
   std::uint64_t handoffs{};
   std::uint64_t bytes{};
+  RateMeter rate{};  // a source: of transfers that move; a claimant: of grants, until they are confirmed or over
 
   /// For messages: `decode-2 (10.0.0.4:7000)`.
   [[nodiscard]] std::string title() const { return name.empty() ? address : name + " (" + address + ")"; }

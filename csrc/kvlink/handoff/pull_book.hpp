@@ -124,10 +124,13 @@ class PullBook {
   void perform(Do action, const PartPtr& part, const News& news);
   void ask_parts(const PullPtr& pull);
   void tell_parts(const PullPtr& pull, On event);
+  void quarantine(const Pull& pull);
   void note_failure(Pull& pull, const Cause& cause);
-  /// What a part that was never granted was to bring: the blocks of its source are not known.
-  [[nodiscard]] std::shared_ptr<const plan::Plan> wanted_of(const Part& part) const;
-  void note_missing(const Part& part, Result& result) const;
+  /// What a pull wants by a template; the blocks of the source are not known.
+  [[nodiscard]] static plan::Plan wanted_of(const PullRequest& request,
+                                            const std::shared_ptr<const plan::Template>& geometry);
+  static void note_missing(const plan::Plan& plan, Result& result);
+  void note_all_missing(const Pull& pull, Result& result) const;
   void note_success(Pull& pull);
   void settle(Pull& pull);
   void send_claim(Part& part);

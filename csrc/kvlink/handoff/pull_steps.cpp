@@ -71,6 +71,8 @@ void PullBook::step_part(const PartPtr& part, On event, const News& news) {
 
 void PullBook::enter(const PartPtr& part, At to) {
   const PullPtr pull = part->pull;
+  if (to == At::moving) part->peer->rate.begin(now_ns());
+  if (part->at == At::moving) part->peer->rate.end(now_ns(), part->transfer ? part->transfer->moved_bytes() : 0);
   part->at = to;
   if (const auto state = shown_state(to)) pull->request.handle->set_state(*state);
   if (to == At::valid) --pull->parts_invalid;
@@ -110,8 +112,12 @@ void PullBook::perform(Do action, const PullPtr& pull, const Cause* cause) {
     case Do::note_failure:
       note_failure(*pull, *cause);
       break;
+    case Do::quarantine:
+      quarantine(*pull);
+      break;
     case Do::free_exclusive:
       services_.holds->release_exclusive(pull->request.written);
+      services_.quarantine.leave(handle->id());
       pulls_.erase(handle->id());
       break;
     case Do::settle:
@@ -297,20 +303,28 @@ void PullBook::note_success(Pull& pull) {
   services_.counters.succeeded.fetch_add(1);
 }
 
-std::shared_ptr<const plan::Plan> PullBook::wanted_of(const Part& part) const {
-  const plan::Template& geometry = *part.peer->layout_template;
-  const PullRequest& request = part.pull->request;
-  std::vector<std::span<const std::int32_t>> tables;
-  for (const plan::GroupGeometry& group : geometry.groups()) tables.emplace_back(request.blocks[group.target_index]);
-  return std::make_shared<plan::Plan>(
-      part.peer->layout_template, plan::wanted_of_groups(geometry, tables, request.skip_tokens, request.num_tokens));
+void PullBook::quarantine(const Pull& pull) {
+  std::uint64_t blocks = 0;
+  for (const auto& table : pull.request.written) {
+    blocks += table.size() - static_cast<std::size_t>(std::ranges::count(table, -1));
+  }
+  std::vector<std::string> peers;
+  for (const PartRequest& request : pull.request.parts) {
+    if (const PartPtr part = find(request.attempt)) peers.push_back(part->peer->title());
+  }
+  services_.holds->quarantine(pull.request.written);
+  services_.quarantine.enter(pull.request.handle->id(), blocks, std::move(peers));
 }
 
-void PullBook::note_missing(const Part& part, Result& result) const {
-  if (part.at == At::valid || part.peer->layout_template == nullptr) return;
-  const plan::Template& geometry = *part.peer->layout_template;
-  const auto wanted = part.plan ? part.plan : wanted_of(part);
-  for (const plan::FailedRange& range : wanted->describe({0, wanted->total_bytes()})) {
+plan::Plan PullBook::wanted_of(const PullRequest& request, const std::shared_ptr<const plan::Template>& geometry) {
+  std::vector<std::span<const std::int32_t>> tables;
+  for (const plan::GroupGeometry& group : geometry->groups()) tables.emplace_back(request.blocks[group.target_index]);
+  return {geometry, plan::wanted_of_groups(*geometry, tables, request.skip_tokens, request.num_tokens)};
+}
+
+void PullBook::note_missing(const plan::Plan& plan, Result& result) {
+  const plan::Template& geometry = plan.geometry();
+  for (const plan::FailedRange& range : plan.describe({0, plan.total_bytes()})) {
     result.failed.push_back({.group = geometry.groups()[range.group].name,
                              .layer = geometry.layers()[range.layer],
                              .component = std::string(plan::component_name(range.component)),
@@ -318,6 +332,25 @@ void PullBook::note_missing(const Part& part, Result& result) const {
                              .end_head = range.end_head,
                              .first_token = range.first_token,
                              .end_token = range.end_token});
+  }
+}
+
+void PullBook::note_all_missing(const Pull& pull, Result& result) const {
+  std::vector<PartPtr> parts;
+  bool shares_known = true;
+  for (const PartRequest& request : pull.request.parts) {
+    const PartPtr part = find(request.attempt);
+    if (!part || part->at == At::valid) continue;
+    parts.push_back(part);
+    shares_known = shares_known && part->peer->layout_template != nullptr;
+  }
+  if (!shares_known) {
+    // Who was to bring what is elected from the layouts of all sources: until then all of it is missing.
+    if (services_.own_template) note_missing(wanted_of(pull.request, services_.own_template), result);
+    return;
+  }
+  for (const PartPtr& part : parts) {
+    note_missing(part->plan ? *part->plan : wanted_of(pull.request, part->peer->layout_template), result);
   }
 }
 
@@ -334,8 +367,8 @@ void PullBook::note_failure(Pull& pull, const Cause& cause) {
     const PartPtr part = find(request.attempt);
     if (!part) continue;
     if (part->at != At::connecting && result.lane.empty()) result.lane = transport::lane_name(part->lane);
-    note_missing(*part, result);
   }
+  note_all_missing(pull, result);
 }
 
 void PullBook::settle(Pull& pull) {

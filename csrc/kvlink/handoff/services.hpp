@@ -10,7 +10,9 @@
 
 #include "kvlink/handoff/handoff.hpp"
 #include "kvlink/handoff/holds.hpp"
+#include "kvlink/handoff/quarantine.hpp"
 #include "kvlink/ids.hpp"
+#include "kvlink/plan/template.hpp"
 #include "kvlink/transport/chunk_router.hpp"
 #include "kvlink/transport/copy_threads.hpp"
 #include "kvlink/transport/fault_script.hpp"
@@ -39,6 +41,9 @@ struct Services {
   std::shared_ptr<const Bells> bells;
   std::shared_ptr<const transport::LocalMemory> memory;
   std::shared_ptr<Holds> holds;
+  Quarantine quarantine;
+  /// This cache paired with itself: says what a pull wants whose source never told its layout. Null: that stays unsaid.
+  std::shared_ptr<const plan::Template> own_template;
   Counters counters;
   transport::Waker waker;
   std::shared_ptr<transport::ucx::Worker> ucx;  // null where UCX is not used

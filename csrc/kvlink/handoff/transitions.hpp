@@ -136,6 +136,7 @@ enum class Do : std::uint8_t {
   stop_parts,
   note_success,
   note_failure,
+  quarantine,
   free_exclusive,
   // part
   send_claim,
@@ -272,7 +273,8 @@ inline constexpr Row kTransitions[] = {
     // Blocks are freed before the outcome is told, so that who sees it sees them free too, if they are (I2, I6).
     {Machine::pull, At::stopping, On::stopped,
      {If::all_parts_gone}, At::released, {Do::free_exclusive, Do::settle, Do::release}},
-    {Machine::pull, At::stopping, On::stopped, {}, At::draining, {Do::settle}},
+    // Until the transfers themselves say that they have drained, or have ended with the node: no timer ends it.
+    {Machine::pull, At::stopping, On::stopped, {}, At::draining, {Do::quarantine, Do::settle}},
     {Machine::pull, At::draining, On::gone, {If::all_parts_gone}, At::released, {Do::free_exclusive, Do::release}},
 
     {Machine::part, At::connecting, On::ready, {If::lane_fits}, At::claiming, {Do::send_claim}},
