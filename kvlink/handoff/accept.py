@@ -36,8 +36,6 @@ _log = logging.getLogger("kvlink")
 # After `accept` failed for want of descriptors: the listener stays readable, so without a pause the
 # thread would spin until somebody closes one.
 _PAUSE_S = 0.1
-# That thread leaves as soon as it is woken: a bound for a machine that stands still.
-_LEAVE_S = 1.0
 # Closing wakes the thread through its socket; this is only the bound of a wait.
 _LOOK_AGAIN_S = 60.0
 
@@ -118,13 +116,16 @@ class Acceptor:
             self._wake_sender.send(b"x")
         self._end(pending, deadline)
         if self._thread is not threading.current_thread():
-            # It waits for no peer, so it leaves at once, whatever the deadline. Left behind it would sleep on a
-            # selector that is closed, and keep the engine.
-            self._thread.join(timeout=max(_LEAVE_S, deadline.remaining_s))
-        self.close_sockets()
+            self._thread.join(timeout=max(0.0, deadline.remaining_s))
+        self._listener.close()
+        self._pools.close()
+        # What the thread waits on goes last: it would not be woken any more. If there was no time to wait for it, it
+        # does this by itself.
+        if not self._thread.is_alive():
+            self.close_sockets()
 
     def close_sockets(self) -> None:
-        """Close what this object listens on; all that a forked child may do."""
+        """Close what this object listens on; all that a forked child may do. Idempotent."""
         for one in (self._selector, self._listener, self._wake_receiver, self._wake_sender):
             one.close()
         self._pools.close()
@@ -142,6 +143,7 @@ class Acceptor:
             for key, _ in self._selector.select(timeout=_LOOK_AGAIN_S):
                 if key.data is not None:
                     self._accept_one(*key.data)
+        self.close_sockets()
 
     def _accept_one(self, listener: socket.socket, serve: Callable[[_Pending], str]) -> None:
         try:
@@ -149,6 +151,8 @@ class Acceptor:
         except (BlockingIOError, ConnectionError):
             return  # It left again before this thread got to it.
         except OSError as error:
+            if self._closing:
+                return  # The listener was closed meanwhile.
             with self._lock:
                 self._counts["out of descriptors"] += 1
             self._warn_once("accepting connections fails: %s; raise the limit on open files", error.strerror)

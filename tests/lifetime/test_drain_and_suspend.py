@@ -148,11 +148,12 @@ def test_suspending_in_the_middle_of_a_pull_ends_it_on_both_sides(pair: Pair, si
         "target": pair.target.call("wait_released", pulled, timeout_s=5),
         "source": pair.source.call("wait_released", offered, timeout_s=5),
     }
-    assert seen["target"].error in ("NotReady", "PeerLost") or (side == "source" and seen["target"].error is None)
     if side == "target":
         assert seen["target"].error == "NotReady"
         assert pair.target.call("checksums", list(range(BLOCKS))) == first  # not a byte came after it returned
     else:
+        # TransportFailed: UCX was just about to connect to what had gone. None: the last byte came before.
+        assert seen["target"].error in ("NotReady", "PeerLost", "TransportFailed", None), seen["target"].message
         assert seen["source"].error in ("NotReady", None)
     assert not any(pair.holds())
     placement = Placement(num_blocks=BLOCKS, memory=pair.lane.memory)

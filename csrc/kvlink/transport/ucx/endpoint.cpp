@@ -48,10 +48,7 @@ Endpoint::Endpoint(std::shared_ptr<Worker> worker, std::span<const std::byte> ad
   // The callback fires in mode none too, when a transport notices the death by itself.
   params.err_handler.cb = &State::on_error;
   params.err_handler.arg = state_.get();
-  const ucs_status_t status = call().ep_create(worker_->raw(), &params, &state_->raw);
-  if (status != UCS_OK) {
-    throw Error(Code::lane_unavailable, failure_of(worker_->context().library(), status, operation).message);
-  }
+  check(worker_->context().library(), call().ep_create(worker_->raw(), &params, &state_->raw), operation);
 }
 
 Endpoint::~Endpoint() {

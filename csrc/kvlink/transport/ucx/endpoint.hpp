@@ -29,7 +29,7 @@ class Endpoint {
  public:
   /// `address` is what the peer's Worker::address() gave, taken as hostile; `peer` names it in messages.
   /// Nothing is sent before the first use. Throws Error(lane_unavailable) when no transport reaches the
-  /// peer, or Error(protocol_error) when the address cannot be one.
+  /// peer, Error(transport_failed) when one does not any more, or Error(protocol_error) when the address cannot be one.
   Endpoint(std::shared_ptr<Worker> worker, std::span<const std::byte> address, FailureMode mode, std::string peer);
   /// Closes without waiting: the worker finishes the close, and reports what UCX refused.
   ~Endpoint();
