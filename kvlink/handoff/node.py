@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from kvlink.config import Limits
 from kvlink.errors import ConfigError, InvalidArgument, LaneUnavailable, NotOffered, NotReady
-from kvlink.handoff.arguments import check_count, check_milliseconds, check_payload, check_seconds, check_text
+from kvlink.handoff.arguments import (
+    check_count,
+    check_integrity,
+    check_milliseconds,
+    check_payload,
+    check_seconds,
+    check_text,
+)
 from kvlink.handoff.block_tables import Blocks, block_tables
 from kvlink.handoff.descriptor import DESCRIPTOR_VERSION, GroupFacts, NodeDescriptor
 from kvlink.handoff.handles import Offer, Pull
@@ -56,6 +63,10 @@ class Node:
         The only lanes that pulls of this node may use; all by default.
     copy_threads
         Threads that copy; by default as many as this process may use.
+    integrity
+        ``"crc32c"`` or ``"xxh3"``: what is pulled here must have the checksums that its sources
+        have, or the pull fails with ``DataCorrupted``; and offers of this node are checked by their
+        readers. By default neither side pays for that.
 
     Raises
     ------
@@ -79,8 +90,10 @@ class Node:
         limits: Limits | None = None,
         lanes: Sequence[str] | None = None,
         copy_threads: int | None = None,
+        integrity: str | None = None,
     ) -> None:
         _check_cache(cache, "node")
+        self._integrity = check_integrity(integrity, called="node: integrity")
         self._name = check_text(name, called="node: name", may_be_empty=False)
         self._limits = Limits() if limits is None else limits
         if not isinstance(self._limits, Limits):
@@ -155,6 +168,7 @@ class Node:
         readers: int | None = None,
         payload: bytes | bytearray | memoryview = b"",
         ticket: Mapping[str, Any] | None = None,
+        integrity: str | None = None,
     ) -> Offer:
         """Let `readers` other nodes read the blocks of `num_tokens` tokens. Does not block.
 
@@ -165,6 +179,9 @@ class Node:
 
         `ticket` is one that a ``TicketMint`` made over this node and maybe others. It says how many
         tokens, readers and seconds; whoever had it early may have claimed it already.
+
+        `integrity` is the checksum by which readers check what they have read, ``"crc32c"`` or
+        ``"xxh3"``; by default the node's. A reader whose own node demands one gets that one.
 
         Raises
         ------
@@ -192,6 +209,7 @@ class Node:
             readers=terms.readers,
             payload=check_payload(payload, most_bytes=self._limits.payload_bytes, called="offer: payload"),
             label=check_text(label, called="offer: label", may_be_empty=True),
+            integrity=check_integrity(integrity, called="offer: integrity") or self._integrity,
             minted=terms.minted,
         )
         made = make_ticket(
@@ -263,6 +281,7 @@ class Node:
             skip_tokens=skip_tokens,
             deadline_ms=check_milliseconds(deadline_s, called=f"{operation}: deadline_s"),
             lane=lane,
+            integrity=self._integrity,
             label=label,
         )
         return Pull(handoff, self, title=operation, lasts_s=deadline_s, contacts=contacts)
