@@ -48,8 +48,7 @@ void bind_faults(nb::module_& m) {
   m.def(
       "inject_faults",
       [](Engine& engine, std::uint64_t seed, double delay_ms, double drop, double duplicate, double corrupt,
-         bool reorder,
-         std::optional<std::uint64_t> fail_after_bytes, std::uint32_t no_resource, bool like_rc,
+         bool reorder, std::optional<std::uint64_t> fail_after_bytes, std::uint32_t no_resource, bool like_rc,
          double error_after_ms) {
         return Counted{engine.inject_faults(FaultScript{.seed = seed,
                                                         .delay_ms = delay_ms,

@@ -347,7 +347,8 @@ void bind_engine(nb::module_& m) {
       .def("counters", &counters, "Return the engine's counters.")
       .def("offer", &offer, nb::kw_only(), "blocks"_a, "num_tokens"_a, "ttl_ms"_a, "readers"_a, "payload"_a, "label"_a,
            "integrity"_a = "", "minted"_a.none() = nb::none(),
-           "Offer blocks to be read. `integrity` names the checksum for readers that demand none. `minted` is the (epoch, sequence) of a ticket made elsewhere.")
+           "Offer blocks to be read. `integrity` names the checksum for readers that demand none. `minted` is the "
+           "(epoch, sequence) of a ticket made elsewhere.")
       .def("pull", &pull, "sources"_a, nb::kw_only(), "blocks"_a, "num_tokens"_a, "skip_tokens"_a, "deadline_ms"_a,
            "lane"_a, "integrity"_a = "", "label"_a,
            "Read an offer's blocks from its sources, each a (peer, epoch, sequence). `lane` may be empty: each peer's "

@@ -34,8 +34,8 @@ using kvlink::Code;
 using kvlink::Error;
 
 using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using RangeNumbers = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t,
-                                std::uint64_t, std::uint64_t>;
+using RangeNumbers =
+    std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t, std::uint64_t, std::uint64_t>;
 
 [[nodiscard]] transport::Integrity integrity_of(const std::string& name) {
   const auto integrity = transport::integrity_from_name(name);

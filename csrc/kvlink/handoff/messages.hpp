@@ -52,7 +52,7 @@ struct Claim {
   transport::Lane lane{};
   std::uint64_t first_token{};
   std::uint64_t end_token{};
-  std::uint32_t remaining_ms{};  // of the claimer's deadline, counted from sending
+  std::uint32_t remaining_ms{};      // of the claimer's deadline, counted from sending
   transport::Integrity integrity{};  // that it demands; none: what the source offers
 };
 
@@ -82,7 +82,7 @@ struct Fetch {
 
 /// A stretch of the sums that CHECK asked for.
 struct Sums {
-  std::uint64_t first_byte{};  // counted over all of them
+  std::uint64_t first_byte{};        // counted over all of them
   std::span<const std::byte> bytes;  // of the frame
 };
 

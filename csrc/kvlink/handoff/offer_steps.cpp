@@ -94,12 +94,11 @@ void OfferBook::step_grant(Offer* offer, Grant* grant, At from, On event, const 
   std::list<Grant> ended;  // Its only element, if the row ends the grant: gone before anything is told of it.
   if (row->to == At::granted && from == At::none) {
     ++news.peer->handoffs;
-    grant = &offer->grants.emplace_back(
-        Grant{.at = row->to,
-              .peer = news.peer,
-              .attempt = news.attempt,
-              .claim = *news.claim,
-              .integrity = integrity_of(offer->request, *news.claim)});
+    grant = &offer->grants.emplace_back(Grant{.at = row->to,
+                                              .peer = news.peer,
+                                              .attempt = news.attempt,
+                                              .claim = *news.claim,
+                                              .integrity = integrity_of(offer->request, *news.claim)});
   } else if (row->to == At::parked) {
     const std::int64_t park_ms = std::min<std::int64_t>(news.claim->remaining_ms, kLongestParkMs);
     parked_.push_back(
@@ -284,8 +283,8 @@ void OfferBook::start_sums(Offer& offer, Grant& grant, const News& news) {
     auto cells = std::make_shared<const plan::SumCells>(std::move(plan), plan::Sides::source);
     auto work = std::make_shared<transport::Summing>(std::move(cells), grant.integrity, services_.memory,
                                                      *services_.copy_threads, services_.waker);
-    grant.sums = std::make_shared<GrantSums>(
-        GrantSums{.peer = news.peer, .attempt = news.attempt, .work = std::move(work)});
+    grant.sums =
+        std::make_shared<GrantSums>(GrantSums{.peer = news.peer, .attempt = news.attempt, .work = std::move(work)});
     sums_.push_back(grant.sums);
     grant.sums->work->start();
   } catch (const Error& error) {

@@ -106,11 +106,13 @@ class PullBook {
     // With integrity only.
     transport::Integrity integrity{};
     std::shared_ptr<const plan::SumCells> cells{};
-    std::vector<std::byte> source_sums{};            // as far as they have come
+    std::vector<std::byte> source_sums{};           // as far as they have come
     std::shared_ptr<transport::Summing> summing{};  // of what has arrived
-    bool checked{false};                             // both are complete and compared
+    bool checked{false};                            // both are complete and compared
 
-    [[nodiscard]] std::uint64_t total_sum_bytes() const noexcept { return cells->count() * sum_bytes(integrity); }
+    [[nodiscard]] std::uint64_t total_sum_bytes() const noexcept {
+      return cells ? cells->count() * sum_bytes(integrity) : 0;
+    }
   };
   using PartPtr = std::shared_ptr<Part>;
 

@@ -49,13 +49,12 @@ Set<If> PullBook::guards_of(const Part& part, const News& news) {
   holding.put(If::same_peer, part.peer == news.peer);
   if (part.at == At::connecting) holding.put(If::lane_fits, lane_fits(*part.peer, part.pull->request.lane));
   holding.put(If::has_bytes, part.plan && part.plan->total_bytes() != 0);
-  const bool drained =
-      (!part.transfer || part.transfer->drained()) && (!part.summing || part.summing->drained());
+  const bool drained = (!part.transfer || part.transfer->drained()) && (!part.summing || part.summing->drained());
   holding.put(If::drained, drained);
   holding.put(If::all_arrived, drained && part.transfer && all_arrived(*part.transfer, *part.plan));
   holding.put(If::sums, part.integrity != transport::Integrity::none);
-  holding.put(If::sums_here, part.summing && part.summing->complete() &&
-                                 part.source_sums.size() == part.total_sum_bytes());
+  holding.put(If::sums_here,
+              part.summing && part.summing->complete() && part.source_sums.size() == part.total_sum_bytes());
   return holding;
 }
 

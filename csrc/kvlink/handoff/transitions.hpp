@@ -312,7 +312,7 @@ inline constexpr Row kTransitions[] = {
     {Machine::part, At::moving, On::turn, {If::all_arrived, If::sums}, At::checking, {Do::sum_blocks}},
     {Machine::part, At::moving, On::turn, {If::all_arrived}, At::moved, {Do::tell_moved}},
     {Machine::part, At::moving, On::turn, {If::drained}, At::moved, {Do::tell_fail}},
-    {Machine::part, {At::moving, At::checking}, On::sums, {If::same_peer, If::sums}, At::same, {Do::take_sums}},
+    {Machine::part, {At::moving, At::checking}, On::sums, {If::same_peer}, At::same, {Do::take_sums}},
     {Machine::part, At::checking, On::turn, {If::sums_here}, At::moved, {Do::tell_moved}},
     {Machine::part, At::moved, On::confirm, {}, At::confirming, {Do::send_confirm}},
     {Machine::part, At::confirming, On::valid,

@@ -98,7 +98,8 @@ void SumCells::visit_op(std::size_t op_index, ByteRange range, Visit& visit) con
   for (auto index = at(group.tokens_before, token); index < pairs.size() && token < end_token; ++index) {
     const BlockPair& pair = pairs[index];
     const auto inside = token - group.tokens_before[index];
-    auto sub = inside == 0 ? 0 : (inside + own_token(pair) % group.sub_tokens + group.sub_tokens - 1) / group.sub_tokens;
+    auto sub =
+        inside == 0 ? 0 : (inside + own_token(pair) % group.sub_tokens + group.sub_tokens - 1) / group.sub_tokens;
     const auto block = side_ == Sides::source ? pair.source_block : pair.target_block;
     const auto base = side.offset + static_cast<std::uint64_t>(block) * side.block_stride;
     for (const auto subs = sub_blocks_of(pair, group.sub_tokens); sub < subs; ++sub) {

@@ -96,8 +96,8 @@ std::uint32_t crc32c_continue(std::uint32_t crc, const std::byte* data, std::uin
   return by_tables(crc, data, bytes);
 }
 
-void crc32c_continue_all(std::array<std::uint32_t, kCrcLanes>& crcs, const std::array<const std::byte*, kCrcLanes>& data,
-                         std::uint64_t bytes) noexcept {
+void crc32c_continue_all(std::array<std::uint32_t, kCrcLanes>& crcs,
+                         const std::array<const std::byte*, kCrcLanes>& data, std::uint64_t bytes) noexcept {
 #if defined(__x86_64__)
   if (has_instruction()) return all_by_instruction(crcs, data, bytes);
 #endif

@@ -133,9 +133,8 @@ class CellSummer final : public SliceCopier {
     } else {
       for (std::size_t i = 0; i < batch.count; ++i) {
         Xxh3 hash;
-        feed_cells<1>(batch.shape, {batch.cells[i]}, [&](const auto& data, std::uint64_t bytes) noexcept {
-          hash.update(data[0], bytes);
-        });
+        feed_cells<1>(batch.shape, {batch.cells[i]},
+                      [&](const auto& data, std::uint64_t bytes) noexcept { hash.update(data[0], bytes); });
         store(batch.numbers[i], hash.digest());
       }
     }
