@@ -6,7 +6,6 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -14,6 +13,7 @@
 #include <string>
 #include <thread>
 #include <tuple>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -34,8 +34,8 @@ using kvlink::Code;
 using kvlink::Error;
 
 using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using RangeNumbers =
-    std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t, std::uint64_t, std::uint64_t>;
+using RangeRow =
+    std::tuple<std::string, std::string, std::string, std::uint32_t, std::uint32_t, std::uint64_t, std::uint64_t>;
 
 [[nodiscard]] transport::Integrity integrity_of(const std::string& name) {
   const auto integrity = transport::integrity_from_name(name);
@@ -94,17 +94,17 @@ nb::bytes sum_plan(const std::shared_ptr<plan::Plan>& of, const std::vector<Byte
   return nb::bytes(sums.data(), sums.size());
 }
 
-std::vector<RangeNumbers> describe_cells(const std::shared_ptr<plan::Plan>& of, bool target,
-                                         const std::vector<std::uint64_t>& numbers) {
-  std::vector<RangeNumbers> out;
-  const auto chosen = [&](std::uint64_t cell) {
-    return std::find(numbers.begin(), numbers.end(), cell) != numbers.end();
-  };
-  for (const plan::FailedRange& range : cells_of(of, target)->describe(chosen)) {
-    out.emplace_back(range.group, range.layer, range.component, range.first_head, range.end_head, range.first_token,
-                     range.end_token);
+std::vector<RangeRow> describe_cells(const std::shared_ptr<plan::Plan>& of, bool target,
+                                     const std::vector<std::uint64_t>& numbers) {
+  const std::unordered_set<std::uint64_t> chosen(numbers.begin(), numbers.end());
+  const auto ranges = cells_of(of, target)->describe([&](std::uint64_t cell) { return chosen.contains(cell); });
+  std::vector<RangeRow> rows;
+  for (const plan::FailedRange& range : ranges) {
+    rows.emplace_back(of->geometry().groups()[range.group].name, of->geometry().layers()[range.layer],
+                      std::string(plan::component_name(range.component)), range.first_head, range.end_head,
+                      range.first_token, range.end_token);
   }
-  return out;
+  return rows;
 }
 
 }  // namespace
@@ -115,5 +115,5 @@ void bind_integrity(nb::module_& m) {
   m.def("sum_plan", &sum_plan, "plan"_a, "regions"_a, nb::kw_only(), "target"_a, "algorithm"_a, "threads"_a,
         "Return the checksums of all cells of one side of a plan, one after the other.");
   m.def("describe_cells", &describe_cells, "plan"_a, nb::kw_only(), "target"_a, "cells"_a,
-        "Return what these cells are: (group, layer, component, first head, end head, first token, end token) each.");
+        "Return what these cells are, as `Plan.describe` does.");
 }

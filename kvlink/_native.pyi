@@ -332,10 +332,8 @@ def sum_plan(plan: Plan, regions: Sequence[Annotated[NDArray[numpy.uint8], dict(
     Return the checksums of all cells of one side of a plan, one after the other.
     """
 
-def describe_cells(plan: Plan, *, target: bool, cells: Sequence[int]) -> list[tuple[int, int, int, int, int, int, int]]:
-    """
-    Return what these cells are: (group, layer, component, first head, end head, first token, end token) each.
-    """
+def describe_cells(plan: Plan, *, target: bool, cells: Sequence[int]) -> list[tuple[str, str, str, int, int, int, int]]:
+    """Return what these cells are, as `Plan.describe` does."""
 
 class FaultCounts:
     """What came of one script. Outlives the node."""

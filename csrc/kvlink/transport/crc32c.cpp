@@ -58,7 +58,7 @@ constexpr Tables kTables = make_tables();
   return crc;
 }
 
-[[gnu::target("sse4.2")]] void all_by_instruction(std::array<std::uint32_t, kCrcLanes>& crcs,
+[[gnu::target("sse4.2")]] void all_by_instruction(std::span<std::uint32_t, kCrcLanes> crcs,
                                                   const std::array<const std::byte*, kCrcLanes>& data,
                                                   std::uint64_t bytes) noexcept {
   std::uint64_t a = crcs[0];
@@ -72,8 +72,10 @@ constexpr Tables kTables = make_tables();
     c = _mm_crc32_u64(c, load(data[2] + at));
     d = _mm_crc32_u64(d, load(data[3] + at));
   }
-  crcs = {static_cast<std::uint32_t>(a), static_cast<std::uint32_t>(b), static_cast<std::uint32_t>(c),
-          static_cast<std::uint32_t>(d)};
+  crcs[0] = static_cast<std::uint32_t>(a);
+  crcs[1] = static_cast<std::uint32_t>(b);
+  crcs[2] = static_cast<std::uint32_t>(c);
+  crcs[3] = static_cast<std::uint32_t>(d);
   if (at == bytes) return;
   for (std::size_t lane = 0; lane < kCrcLanes; ++lane) {
     crcs[lane] = by_instruction(crcs[lane], data[lane] + at, bytes - at);
@@ -96,8 +98,8 @@ std::uint32_t crc32c_continue(std::uint32_t crc, const std::byte* data, std::uin
   return by_tables(crc, data, bytes);
 }
 
-void crc32c_continue_all(std::array<std::uint32_t, kCrcLanes>& crcs,
-                         const std::array<const std::byte*, kCrcLanes>& data, std::uint64_t bytes) noexcept {
+void crc32c_continue_all(std::span<std::uint32_t, kCrcLanes> crcs, const std::array<const std::byte*, kCrcLanes>& data,
+                         std::uint64_t bytes) noexcept {
 #if defined(__x86_64__)
   if (has_instruction()) return all_by_instruction(crcs, data, bytes);
 #endif

@@ -44,40 +44,72 @@ void gather_elements(const std::byte* from, std::uint64_t stride, std::uint32_t 
   }
 }
 
-/// Calls `feed(pointers, bytes)` with the bytes of some cells that lie alike, in their order, side by side.
-template <std::size_t kCells, class Feed>
-void feed_cells(const CellBytes& shape, const std::array<const std::byte*, kCells>& cells, Feed&& feed) noexcept {
-  const auto moved = [&](std::uint64_t by) {
-    auto at = cells;
-    for (auto& each : at) each += by;
+/// Cells of a batch: enough to read the heads of a token one after the other, as they mostly lie.
+constexpr std::size_t kBatchCells = 16;
+
+using Pointers = std::array<const std::byte*, kCrcLanes>;
+
+/// Some cells that lie alike, to be summed side by side.
+struct Batch {
+  CellBytes shape;
+  const plan::Op* op{nullptr};
+  std::size_t count{0};
+  std::array<const std::byte*, kBatchCells> cells{};
+  std::array<std::uint64_t, kBatchCells> numbers{};
+
+  /// `count` cells from `first` on, `by` bytes behind their beginnings.
+  [[nodiscard]] Pointers moved(std::size_t first, std::size_t lanes, std::uint64_t by) const noexcept {
+    Pointers at{};
+    for (std::size_t i = 0; i < lanes; ++i) at[i] = cells[first + i] + by;
     return at;
-  };
-  const std::uint64_t row = shape.row_bytes();
-  if (shape.has_whole_rows()) {
-    if (shape.tokens == 1 || shape.token_stride == row) return feed(cells, row * shape.tokens);
-    for (std::uint32_t token = 0; token < shape.tokens; ++token) feed(moved(token * shape.token_stride), row);
-    return;
   }
-  if (shape.element_bytes > kScratchBytes) {
-    for (std::uint32_t token = 0; token < shape.tokens; ++token) {
-      for (std::uint32_t dim = 0; dim < shape.dims; ++dim) {
-        feed(moved(token * shape.token_stride + dim * shape.dim_stride), std::uint64_t{shape.element_bytes});
-      }
-    }
-    return;
-  }
-  std::array<std::array<std::byte, kScratchBytes>, kCells> scratch;
-  std::array<const std::byte*, kCells> packed;
-  for (std::size_t i = 0; i < kCells; ++i) packed[i] = scratch[i].data();
+};
+
+/// Elements that lie apart: calls `feed(pointers, bytes)` with what some cells have of one token after another.
+template <class Feed>
+void feed_elements(const Batch& batch, std::size_t first, std::size_t lanes, Feed&& feed) noexcept {
+  const CellBytes& shape = batch.shape;
+  std::array<std::array<std::byte, kScratchBytes>, kCrcLanes> scratch;
+  Pointers packed{};
+  for (std::size_t i = 0; i < lanes; ++i) packed[i] = scratch[i].data();
   const auto step = static_cast<std::uint32_t>(kScratchBytes / shape.element_bytes);
   for (std::uint32_t token = 0; token < shape.tokens; ++token) {
-    for (std::uint32_t dim = 0; dim < shape.dims; dim += std::min(step, shape.dims - dim)) {
+    for (std::uint32_t dim = 0; dim < shape.dims; dim += step) {
       const std::uint32_t count = std::min(step, shape.dims - dim);
-      const auto from = moved(token * shape.token_stride + dim * shape.dim_stride);
-      for (std::size_t i = 0; i < kCells; ++i) {
+      const auto from = batch.moved(first, lanes, token * shape.token_stride + dim * shape.dim_stride);
+      for (std::size_t i = 0; i < lanes; ++i) {
         gather_elements(from[i], shape.dim_stride, count, shape.element_bytes, scratch[i].data());
       }
       feed(packed, std::uint64_t{count} * shape.element_bytes);
+    }
+  }
+}
+
+/// Calls `feed(first cell, how many, pointers, bytes)` until every cell of the batch had its bytes in their order.
+template <class Feed>
+void feed_batch(const Batch& batch, Feed&& feed) noexcept {
+  const CellBytes& shape = batch.shape;
+  const auto all = [&](std::uint64_t by, std::uint64_t bytes) {
+    for (std::size_t first = 0; first < batch.count; first += kCrcLanes) {
+      const std::size_t lanes = std::min(kCrcLanes, batch.count - first);
+      feed(first, lanes, batch.moved(first, lanes, by), bytes);
+    }
+  };
+  const std::uint64_t row = shape.row_bytes();
+  if (shape.has_whole_rows()) {
+    if (shape.tokens == 1 || shape.token_stride == row) return all(0, row * shape.tokens);
+    for (std::uint32_t token = 0; token < shape.tokens; ++token) all(token * shape.token_stride, row);
+  } else if (shape.element_bytes > kScratchBytes) {
+    for (std::uint32_t token = 0; token < shape.tokens; ++token) {
+      for (std::uint32_t dim = 0; dim < shape.dims; ++dim) {
+        all(token * shape.token_stride + dim * shape.dim_stride, shape.element_bytes);
+      }
+    }
+  } else {
+    for (std::size_t first = 0; first < batch.count; first += kCrcLanes) {
+      const std::size_t lanes = std::min(kCrcLanes, batch.count - first);
+      feed_elements(batch, first, lanes,
+                    [&](const Pointers& data, std::uint64_t bytes) noexcept { feed(first, lanes, data, bytes); });
     }
   }
 }
@@ -99,15 +131,6 @@ class CellSummer final : public SliceCopier {
   }
 
  private:
-  /// Cells that lie alike and wait to be summed together.
-  struct Batch {
-    CellBytes shape;
-    const plan::Op* op{nullptr};
-    std::size_t count{0};
-    std::array<const std::byte*, kCrcLanes> cells{};
-    std::array<std::uint64_t, kCrcLanes> numbers{};
-  };
-
   void add_row(Batch& batch, const plan::SumCells::Row& row) const noexcept {
     const plan::Op& op = *row.op;
     const plan::Side& side = cells_->side() == plan::Sides::source ? op.source : op.target;
@@ -123,7 +146,7 @@ class CellSummer final : public SliceCopier {
     for (std::uint32_t head = 0; head < op.heads; ++head) {
       batch.cells[batch.count] = memory_->at(side.region, row.offset + head * side.head_stride);
       batch.numbers[batch.count] = row.first_cell + head;
-      if (++batch.count == kCrcLanes) finish(batch);
+      if (++batch.count == kBatchCells) finish(batch);
     }
   }
 
@@ -131,31 +154,30 @@ class CellSummer final : public SliceCopier {
     if (integrity_ == Integrity::crc32c) {
       sum_crc(batch);
     } else {
-      for (std::size_t i = 0; i < batch.count; ++i) {
-        Xxh3 hash;
-        feed_cells<1>(batch.shape, {batch.cells[i]},
-                      [&](const auto& data, std::uint64_t bytes) noexcept { hash.update(data[0], bytes); });
-        store(batch.numbers[i], hash.digest());
-      }
+      sum_xxh3(batch);
     }
     batch.count = 0;
   }
 
   void sum_crc(const Batch& batch) const noexcept {
-    std::array<std::uint32_t, kCrcLanes> crcs;
+    std::array<std::uint32_t, kBatchCells> crcs;
     crcs.fill(kCrcBegin);
-    if (batch.count == kCrcLanes) {
-      feed_cells<kCrcLanes>(batch.shape, batch.cells, [&](const auto& data, std::uint64_t bytes) noexcept {
-        crc32c_continue_all(crcs, data, bytes);
-      });
-    } else {
-      for (std::size_t i = 0; i < batch.count; ++i) {
-        feed_cells<1>(batch.shape, {batch.cells[i]}, [&](const auto& data, std::uint64_t bytes) noexcept {
-          crcs[i] = crc32c_continue(crcs[i], data[0], bytes);
-        });
+    feed_batch(batch, [&](std::size_t first, std::size_t lanes, const Pointers& data, std::uint64_t bytes) noexcept {
+      if (lanes == kCrcLanes) {
+        crc32c_continue_all(std::span(crcs).subspan(first).first<kCrcLanes>(), data, bytes);
+      } else {
+        for (std::size_t i = 0; i < lanes; ++i) crcs[first + i] = crc32c_continue(crcs[first + i], data[i], bytes);
       }
-    }
+    });
     for (std::size_t i = 0; i < batch.count; ++i) store(batch.numbers[i], ~crcs[i]);
+  }
+
+  void sum_xxh3(const Batch& batch) const noexcept {
+    std::array<Xxh3, kBatchCells> hashes;
+    feed_batch(batch, [&](std::size_t first, std::size_t lanes, const Pointers& data, std::uint64_t bytes) noexcept {
+      for (std::size_t i = 0; i < lanes; ++i) hashes[first + i].update(data[i], bytes);
+    });
+    for (std::size_t i = 0; i < batch.count; ++i) store(batch.numbers[i], hashes[i].digest());
   }
 
   void store(std::uint64_t cell, std::uint64_t sum) const noexcept {
