@@ -24,7 +24,7 @@ from kvlink.handoff.handshake import Secret, secrets_of
 from kvlink.handoff.life import Life
 from kvlink.handoff.running import NodeSettings, Running
 from kvlink.handoff.terms import OfferTerms
-from kvlink.handoff.ticket import Ticket, make_ticket, parse_ticket
+from kvlink.handoff.ticket import Ticket, TicketSource, make_ticket, parse_ticket
 from kvlink.transport import LANES, check_lanes
 
 if TYPE_CHECKING:
@@ -180,8 +180,8 @@ class Node:
         `ticket` is one that a ``TicketMint`` made over this node and maybe others. It says how many
         tokens, readers and seconds; whoever had it early may have claimed it already.
 
-        `integrity` is the checksum by which readers check what they have read, ``"crc32c"`` or
-        ``"xxh3"``; by default the node's. A reader whose own node demands one gets that one.
+        `integrity` is the checksum by which readers check what they have read; by default the
+        node's. A reader whose own node demands one gets that one.
 
         Raises
         ------
@@ -212,17 +212,9 @@ class Node:
             integrity=check_integrity(integrity, called="offer: integrity") or self._integrity,
             minted=terms.minted,
         )
-        made = make_ticket(
-            epoch=life.epoch,
-            sequence=handoff.sequence,
-            sources=[source],
-            num_tokens=terms.num_tokens,
-            groups=[group.name for group in life.groups],
-            readers=terms.readers,
-            ttl_ms=terms.ttl_ms,
-        )
+        made = terms.ticket or _own_ticket(life, source, handoff.sequence, terms)
         title = f"offer {handoff.epoch.hex()}-{handoff.sequence} of {self._name}"
-        return Offer(handoff, self, title=title, lasts_s=terms.ttl_ms / 1000, ticket=terms.ticket or made)
+        return Offer(handoff, self, title=title, lasts_s=terms.ttl_ms / 1000, ticket=made)
 
     def pull(
         self,
@@ -236,10 +228,9 @@ class Node:
     ) -> Pull:
         """Read an offer into `blocks`. Does not block: connecting, if need be, is done meanwhile.
 
-        `blocks` covers the request from its first token. Blocks that lie within `skip_tokens`, a
-        prefix that is here already, are left alone; so are holes, given as ``-1``. `require` names
-        the one lane to use. The outcome comes within `deadline_s` seconds, connecting included.
-        Slots of state are read whatever `skip_tokens` says, unless they are holes.
+        `blocks` covers the request from its first token. Blocks that lie within `skip_tokens`, a prefix that is
+        here already, are left alone; so are holes, given as ``-1``. Slots of state are read whatever `skip_tokens`
+        says, unless they are holes. `require` names the one lane to use. The outcome comes within `deadline_s`.
 
         A ticket over several sources is read from all of them: each element of this cache from one
         that holds it, and nothing from those that are not needed, which are told so. Success means
@@ -449,6 +440,18 @@ def _descriptor(node: Node, life: Life) -> NodeDescriptor:
             GroupFacts(name=group.name, num_blocks=group.num_blocks, block_tokens=group.block_tokens, slots=group.slots)
             for group in life.groups
         ],
+    )
+
+
+def _own_ticket(life: Life, source: TicketSource, sequence: int, terms: OfferTerms) -> dict[str, Any]:
+    return make_ticket(
+        epoch=life.epoch,
+        sequence=sequence,
+        sources=[source],
+        num_tokens=terms.num_tokens,
+        groups=[group.name for group in life.groups],
+        readers=terms.readers,
+        ttl_ms=terms.ttl_ms,
     )
 
 

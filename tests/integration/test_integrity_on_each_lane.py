@@ -29,7 +29,7 @@ def open_unlike(pair: Pair, integrity: str) -> None:
 
 
 def cells_that_differ(pair: Pair) -> set[tuple[str, str, int, int]]:
-    """(layer, component, head, token) of all tokens of each cell in which the target's memory is not what it must be."""
+    """(layer, component, head, token) of each token of the cells in which the target's memory is wrong."""
     side = pair.expected_target
     wrong = (pair.target.call("memory") != side.flat).astype(np.uint8)
     found, seen = set(), 0

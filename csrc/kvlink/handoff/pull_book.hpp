@@ -153,6 +153,7 @@ class PullBook {
   void make_plan(const PartPtr& part, Grant& grant);
   [[nodiscard]] std::shared_ptr<const plan::Plan> plan_of(const Part& part, const Grant& grant) const;
   void start_transfer(const PartPtr& part);
+  void perform_check(Do action, const PartPtr& part, const News& news);
   static void send_check(Part& part);
   void sum_blocks(const PartPtr& part);
   void take_sums(const PartPtr& part, const Sums& sums);

@@ -1,11 +1,28 @@
 // Integrity at the target: what it asks the source to sum, sums itself, compares, and says of what differs.
 #include <algorithm>
+#include <cassert>
 #include <cstring>
 
 #include "kvlink/handoff/pull_book.hpp"
 #include "kvlink/handoff/source_plan.hpp"
 
 namespace kvlink::handoff {
+
+void PullBook::perform_check(Do action, const PartPtr& part, const News& news) {
+  switch (action) {
+    case Do::send_check:
+      send_check(*part);
+      break;
+    case Do::sum_blocks:
+      sum_blocks(part);
+      break;
+    case Do::take_sums:
+      take_sums(part, *news.sums);
+      break;
+    default:
+      assert(false && "a row asks a part for what only another machine does");
+  }
+}
 
 void PullBook::send_check(Part& part) {
   part.cells = std::make_shared<const plan::SumCells>(part.plan, plan::Sides::target);
