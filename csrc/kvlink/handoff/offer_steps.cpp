@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cassert>
 #include <limits>
+#include <new>
 
 #include "kvlink/clock.hpp"
 #include "kvlink/handoff/offer_book.hpp"
@@ -289,6 +290,8 @@ void OfferBook::start_sums(Offer& offer, Grant& grant, const News& news) {
     grant.sums->work->start();
   } catch (const Error& error) {
     give_up(offer, grant, news, error);
+  } catch (const std::bad_alloc&) {
+    give_up(offer, grant, news, Error(Code::out_of_memory, "the source has no memory for the sums of this handoff"));
   }
 }
 

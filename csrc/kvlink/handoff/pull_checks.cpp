@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
+#include <new>
 
 #include "kvlink/handoff/pull_book.hpp"
 #include "kvlink/handoff/source_plan.hpp"
@@ -32,8 +33,12 @@ void PullBook::send_check(Part& part) {
 }
 
 void PullBook::sum_blocks(const PartPtr& part) {
-  part->summing = std::make_shared<transport::Summing>(part->cells, part->integrity, services_.memory,
-                                                       *services_.copy_threads, services_.waker);
+  try {
+    part->summing = std::make_shared<transport::Summing>(part->cells, part->integrity, services_.memory,
+                                                         *services_.copy_threads, services_.waker);
+  } catch (const std::bad_alloc&) {
+    return fail(part, {Code::out_of_memory, "no memory for the sums of what arrived"});
+  }
   part->summing->start();
   step_part(part, On::turn, {.peer = part->peer});  // A small one is summed already.
 }

@@ -79,16 +79,15 @@ void PullBook::enter(const PartPtr& part, At to) {
   part->at = to;
   if (const auto state = shown_state(to)) pull->request.handle->set_state(*state);
   if (to == At::valid) --pull->parts_invalid;
-  const std::int64_t now = now_ns();
   const bool arrived = to == At::checking || (to == At::moved && !part->summing);
   if (arrived && part->transfer) {
-    pull->moved_ns = now;
+    pull->moved_ns = now_ns();
     pull->post_ns += part->transfer->post_ns();
   }
   if (to == At::moved) {
     --pull->parts_unmoved;
     part->checked = part->summing != nullptr;
-    if (part->checked) pull->checked_ns = now;
+    if (part->checked) pull->checked_ns = now_ns();
     if (part->checked && !std::ranges::equal(part->source_sums, part->summing->sums())) ++pull->parts_unsound;
   }
   if (arrived || to == At::none) {
