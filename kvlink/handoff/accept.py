@@ -117,10 +117,15 @@ class Acceptor:
         self._end(pending, deadline)
         if self._thread is not threading.current_thread():
             self._thread.join(timeout=max(0.0, deadline.remaining_s))
-        self.close_sockets()
+        self._listener.close()
+        self._pools.close()
+        # What the thread waits on goes last: it would not be woken any more. If there was no time to wait for it, it
+        # does this by itself.
+        if not self._thread.is_alive():
+            self.close_sockets()
 
     def close_sockets(self) -> None:
-        """Close what this object listens on; all that a forked child may do."""
+        """Close what this object listens on; all that a forked child may do. Idempotent."""
         for one in (self._selector, self._listener, self._wake_receiver, self._wake_sender):
             one.close()
         self._pools.close()
@@ -138,6 +143,7 @@ class Acceptor:
             for key, _ in self._selector.select(timeout=_LOOK_AGAIN_S):
                 if key.data is not None:
                     self._accept_one(*key.data)
+        self.close_sockets()
 
     def _accept_one(self, listener: socket.socket, serve: Callable[[_Pending], str]) -> None:
         try:
@@ -145,6 +151,8 @@ class Acceptor:
         except (BlockingIOError, ConnectionError):
             return  # It left again before this thread got to it.
         except OSError as error:
+            if self._closing:
+                return  # The listener was closed meanwhile.
             with self._lock:
                 self._counts["out of descriptors"] += 1
             self._warn_once("accepting connections fails: %s; raise the limit on open files", error.strerror)

@@ -199,7 +199,8 @@ class Running:
         self.closed = True
         with self._closing:
             self.acceptor.close(deadline_s=deadline_s)
-            self.life.end(Closed("the node is closed"), deadline_s=max(0.0, until - time.monotonic()))
+            why = Closed(f"the node {self._settings.name} is closed")
+            self.life.end(why, deadline_s=max(0.0, until - time.monotonic()))
             self.awaiters.close()
             _live.discard(self)
 

@@ -16,7 +16,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 from kvlink import errors
 
@@ -31,6 +31,19 @@ _live_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 class WorkerFailed(AssertionError):
     """A worker process died, or raised something that is no `kvlink.KvlinkError`."""
+
+
+class _Process(Protocol):
+    """What is asked of a started process; `subprocess.Popen` has it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self, timeout: float) -> int: ...
 
 
 class Worker:
@@ -54,17 +67,7 @@ class Worker:
         """Start the process and wait until the object is made."""
         self._pipe, theirs = multiprocessing.Pipe()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                f"import kvlink.testing.worker as w; w.serve({theirs.fileno()}, {list(python_path)!r})",
-            ],
-            pass_fds=[theirs.fileno()],
-            env={**os.environ, **(env or {})},
-            stdin=subprocess.DEVNULL,
-            stderr=self._stderr,
-        )
+        self._process = self._begin(theirs.fileno(), {**os.environ, **(env or {})}, python_path)
         theirs.close()
         _live_workers.add(self)
         try:
@@ -72,6 +75,16 @@ class Worker:
         except BaseException:
             self.kill()
             raise
+
+    def _begin(self, pipe_fd: int, env: dict[str, str], python_path: Sequence[str]) -> _Process:
+        """Start the process that serves the pipe."""
+        return subprocess.Popen(
+            [sys.executable, "-c", f"import kvlink.testing.worker as w; w.serve({pipe_fd}, {list(python_path)!r})"],
+            pass_fds=[pipe_fd],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stderr=self._stderr,
+        )
 
     @property
     def pid(self) -> int:

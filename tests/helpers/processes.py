@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from helpers.markers import Lane
 from helpers.node_worker import Snapshot
+from helpers.nursery import Nursery
 from helpers.patterns import Geometry, Placement, Request, Side, first_difference, hand_over
 from kvlink.testing import Worker
 
@@ -28,7 +29,19 @@ def spawn_node_worker(env: Mapping[str, str] | None = None) -> Worker:
 
 def spawn_worker(factory: str, env: Mapping[str, str] | None = None) -> Worker:
     """Start a process that makes an object of the tests' own helpers and obeys its methods."""
-    return Worker(factory, env=env, python_path=[str(TESTS)])
+    return _WarmWorker(factory, env=env, python_path=[str(TESTS)])
+
+
+class _WarmWorker(Worker):
+    """One that the nursery forks, unless its environment asks for an interpreter of its own."""
+
+    _nursery: ClassVar[Nursery | None] = None
+
+    def _begin(self, pipe_fd: int, env: dict[str, str], python_path: Sequence[str]) -> Any:
+        nursery = _WarmWorker._nursery = _WarmWorker._nursery or Nursery()
+        if not nursery.can_give(env):
+            return super()._begin(pipe_fd, env, python_path)
+        return nursery.fork(pipe=pipe_fd, stderr=self._stderr.fileno(), env=env, python_path=python_path)
 
 
 class Pair:

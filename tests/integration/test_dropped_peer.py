@@ -24,7 +24,7 @@ def test_a_pull_right_after_its_peer_was_dropped_connects_anew() -> None:
         earlier = hand_over()
         for _ in range(50):
             target.node.drop_peer("source")
-            assert running.engine.is_peer_lost(earlier)
+            assert running.life.engine.is_peer_lost(earlier)
             now = hand_over()
             assert now != earlier
             earlier = now

@@ -114,3 +114,19 @@ def test_a_window_at_the_end_of_a_longer_request_has_no_valid_prefix(make: Make)
         pull.wait(timeout_s=5)
     assert min(each.first_token for each in caught.value.failed) >= 24
     assert caught.value.valid_prefix_tokens == 0
+
+
+@pytest.mark.parametrize(("lane", "integrity"), [("staged", None), ("mapped", "crc32c")])
+def test_blocks_that_the_wire_cannot_name_are_refused_before_a_byte_moves(lane: str, integrity: str | None) -> None:
+    """FETCH and CHECK count the tokens of a block in 16 bits."""
+
+    def node(name: str) -> kvlink.Node:
+        tensors = {"a": np.asarray(kvlink.empty((2, 1, 70_000, 1, 1), "uint8"))}
+        cache = kvlink.KVCache.from_tensors(tensors, axes="kv block token head dim", block_tokens=70_000)
+        return kvlink.Node(cache, name=name, copy_threads=1, integrity=integrity)
+
+    with node("source") as source, node("target") as target:
+        pull = target.pull(source.offer([0], num_tokens=70_000).ticket, [0], require=lane)
+        with pytest.raises(errors.LayoutMismatch, match=r"70000 tokens at the source.* at most 65535"):
+            pull.wait(timeout_s=5)
+        assert pull.wait_released(timeout_s=5)

@@ -125,7 +125,7 @@ except KeyboardInterrupt:
 
 def test_using_a_closed_node_is_a_typed_error() -> None:
     used = """
-a, b = make('a'), make('b')
+a, b = make('first'), make('b')
 offer, pull = hand_over(a, b)
 live = a.offer(blocks=[5], num_tokens=4, ttl_s=100)
 a.close()
@@ -134,7 +134,7 @@ for use in (lambda: a.offer(blocks=[1], num_tokens=4), lambda: live.wait(timeout
     try:
         use()
     except kvlink.errors.Closed as error:
-        assert 'a' in str(error)
+        assert 'first' in str(error)
     else:
         raise AssertionError('a closed node went on')
 """

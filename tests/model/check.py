@@ -41,7 +41,7 @@ LARGE_WORLDS = {
     "the source restarts, three attempts": (1, 3, 1, 0, 0, 0, 0, 0),
 }
 NO_SPIN = "spin is not installed: apt-get install spin"
-_LIMIT_S = 200
+_LIMIT_S = 600
 
 
 @dataclass(frozen=True)

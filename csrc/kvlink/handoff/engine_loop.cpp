@@ -218,11 +218,14 @@ void Engine::finish_thread() {
     lose(each, {Code::closed, "the node was closed"});
   }
   drop_lost();
-  pulls_.release_all();
+  // What UCX has begun it may go on with as long as its worker exists, which all of these keep.
+  pulls_.drop_transfers();
+  offers_.drop_senders();
   services_.endpoints.clear();
-  registrations_.clear();
   if (services_.ucx) poller_.forget(services_.ucx->event_fd());
   services_.ucx.reset();
+  pulls_.release_all();
+  registrations_.clear();
   services_.bells->ring();
 }
 

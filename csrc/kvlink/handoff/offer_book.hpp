@@ -66,6 +66,11 @@ class OfferBook {
   [[nodiscard]] std::int64_t next_deadline() noexcept;
   /// No staged sender and no sum reads this node's memory any more.
   [[nodiscard]] bool drained() const noexcept { return senders_.empty() && sums_.empty(); }
+  /// After the threads that read have ended: lets go of what never drained by itself.
+  void drop_senders() noexcept {
+    senders_.clear();
+    sums_.clear();
+  }
 
   /// Whether a claim of it gets an answer now, and not only once its offer comes.
   [[nodiscard]] bool knows(const HandoffId& id);

@@ -92,8 +92,16 @@ void PullBook::close_all(const Failure& failure) {
   }
 }
 
-void PullBook::release_all() {
+void PullBook::drop_transfers() {
   moving_.clear();
+  for (const auto& [attempt, part] : parts_) {
+    if (part->receiver) services_.router->detach(attempt);
+    part->receiver.reset();
+    part->transfer.reset();
+  }
+}
+
+void PullBook::release_all() {
   std::vector<PartPtr> left;
   for (const auto& [attempt, part] : parts_) left.push_back(part);
   for (const PartPtr& part : left) step_part(part, On::threads_gone, {.peer = part->peer});

@@ -64,6 +64,8 @@ class PullBook {
   void cancel(const AttemptId& handle, const Failure& failure);
   void close_all(const Failure& failure);
   /// After the threads that write have ended: lets go of what never drained by itself.
+  void drop_transfers();
+  /// Releases what is left. After `drop_transfers` and the end of UCX's worker: until then gets may land.
   void release_all();
 
   /// Watches deadlines, drives transfers and renews leases. Returns whether anything happened.
