@@ -57,12 +57,14 @@ const char* class_name_of(Code code) noexcept {
       return "VersionMismatch";
     case Code::not_ready:
       return "NotReady";
+    case Code::data_corrupted:
+      return "DataCorrupted";
   }
   return "KvlinkError";
 }
 
 Code code_of_class_name(const char* name) {
-  constexpr auto last = static_cast<unsigned>(Code::not_ready);
+  constexpr auto last = static_cast<unsigned>(Code::data_corrupted);
   for (unsigned number = 1; number <= last; ++number) {
     const auto code = static_cast<Code>(number);
     if (std::strcmp(class_name_of(code), name) == 0) return code;

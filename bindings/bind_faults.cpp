@@ -32,6 +32,7 @@ nb::dict read_counts(const Counted& counted) {
   out["pieces"] = counts.pieces.load();
   out["dropped"] = counts.dropped.load();
   out["duplicated"] = counts.duplicated.load();
+  out["corrupted"] = counts.corrupted.load();
   out["refused"] = counts.refused.load();
   out["failed"] = counts.failed.load();
   out["late"] = counts.late.load();
@@ -46,20 +47,21 @@ void bind_faults(nb::module_& m) {
       .def("read", &read_counts, "Return the counts by name.");
   m.def(
       "inject_faults",
-      [](Engine& engine, std::uint64_t seed, double delay_ms, double drop, double duplicate, bool reorder,
-         std::optional<std::uint64_t> fail_after_bytes, std::uint32_t no_resource, bool like_rc,
+      [](Engine& engine, std::uint64_t seed, double delay_ms, double drop, double duplicate, double corrupt,
+         bool reorder, std::optional<std::uint64_t> fail_after_bytes, std::uint32_t no_resource, bool like_rc,
          double error_after_ms) {
         return Counted{engine.inject_faults(FaultScript{.seed = seed,
                                                         .delay_ms = delay_ms,
                                                         .drop = drop,
                                                         .duplicate = duplicate,
+                                                        .corrupt = corrupt,
                                                         .reorder = reorder,
                                                         .fail_after_bytes = fail_after_bytes,
                                                         .no_resource = no_resource,
                                                         .like_rc = like_rc,
                                                         .error_after_ms = error_after_ms})};
       },
-      "engine"_a, nb::kw_only(), "seed"_a, "delay_ms"_a, "drop"_a, "duplicate"_a, "reorder"_a,
+      "engine"_a, nb::kw_only(), "seed"_a, "delay_ms"_a, "drop"_a, "duplicate"_a, "corrupt"_a, "reorder"_a,
       "fail_after_bytes"_a.none(), "no_resource"_a, "like_rc"_a, "error_after_ms"_a,
       nb::call_guard<nb::gil_scoped_release>(),
       "For tests: make the transfers that start from now on go wrong by this script.");

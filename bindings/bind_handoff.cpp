@@ -82,6 +82,11 @@ struct Handle {
   throw Error(Code::invalid_argument, "no lane is called '" + name + "'; lanes are mapped, vectored, get and staged");
 }
 
+[[nodiscard]] transport::Integrity integrity_of(const std::string& name) {
+  if (const auto integrity = transport::integrity_from_name(name)) return *integrity;
+  throw Error(Code::invalid_argument, "no checksum is called '" + name + "'; there are crc32c and xxh3");
+}
+
 [[nodiscard]] std::vector<std::string> names_of(const std::vector<transport::Lane>& lanes) {
   std::vector<std::string> names;
   for (const transport::Lane lane : lanes) names.emplace_back(transport::lane_name(lane));
@@ -210,11 +215,12 @@ nb::dict holds(const Engine& engine) {
 
 Handle offer(std::shared_ptr<Engine> engine, const std::vector<Table>& blocks, std::uint64_t num_tokens,
              std::int64_t ttl_ms, std::uint32_t readers, const nb::bytes& payload, std::string label,
-             std::optional<MintedId> minted) {
+             const std::string& integrity, std::optional<MintedId> minted) {
   kvlink::handoff::OfferOptions options{.blocks = tables_of(blocks),
                                         .num_tokens = num_tokens,
                                         .ttl_ms = ttl_ms,
                                         .readers = readers,
+                                        .integrity = integrity_of(integrity),
                                         .payload = vector_of(payload),
                                         .label = std::move(label),
                                         .id = {}};
@@ -226,13 +232,14 @@ Handle offer(std::shared_ptr<Engine> engine, const std::vector<Table>& blocks, s
 
 Handle pull(std::shared_ptr<Engine> engine, const std::vector<SourceNumbers>& sources, const std::vector<Table>& blocks,
             std::uint64_t num_tokens, std::uint64_t skip_tokens, std::int64_t deadline_ms, const std::string& lane,
-            std::string label) {
+            const std::string& integrity, std::string label) {
   kvlink::handoff::PullOptions options{.sources = {},
                                        .blocks = tables_of(blocks),
                                        .num_tokens = num_tokens,
                                        .skip_tokens = skip_tokens,
                                        .deadline_ms = deadline_ms,
                                        .lane = {},
+                                       .integrity = integrity_of(integrity),
                                        .label = std::move(label)};
   for (const auto& [peer, epoch, sequence] : sources) {
     options.sources.push_back({.peer = peer, .id = {.epoch = epoch_of(epoch), .sequence = sequence}});
@@ -347,12 +354,13 @@ void bind_engine(nb::module_& m) {
       .def("holds", &holds, "Return how many blocks and handoffs are held.")
       .def("counters", &counters, "Return the engine's counters.")
       .def("offer", &offer, nb::kw_only(), "blocks"_a, "num_tokens"_a, "ttl_ms"_a, "readers"_a, "payload"_a, "label"_a,
-           "minted"_a.none() = nb::none(),
-           "Offer blocks to be read. `minted` is the (epoch, sequence) of a ticket made elsewhere.")
+           "integrity"_a = "", "minted"_a.none() = nb::none(),
+           "Offer blocks to be read. `integrity` names the checksum for readers that demand none. `minted` is the "
+           "(epoch, sequence) of a ticket made elsewhere.")
       .def("pull", &pull, "sources"_a, nb::kw_only(), "blocks"_a, "num_tokens"_a, "skip_tokens"_a, "deadline_ms"_a,
-           "lane"_a, "label"_a,
+           "lane"_a, "integrity"_a = "", "label"_a,
            "Read an offer's blocks from its sources, each a (peer, epoch, sequence). `lane` may be empty: each peer's "
-           "best.");
+           "best. `integrity`, if not empty, is demanded of every source.");
 }
 
 void bind_handle(nb::module_& m) {

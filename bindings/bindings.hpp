@@ -9,6 +9,7 @@ void bind_memory(nanobind::module_& m);
 void bind_ucx(nanobind::module_& m);
 void bind_block_tables(nanobind::module_& m);
 void bind_handoff(nanobind::module_& m);
+void bind_integrity(nanobind::module_& m);
 void bind_faults(nanobind::module_& m);
 void bind_bench(nanobind::module_& m);
 

@@ -11,6 +11,7 @@ NB_MODULE(_native, m) {
   bind_ucx(m);
   bind_block_tables(m);
   bind_handoff(m);
+  bind_integrity(m);
   bind_faults(m);
   bind_bench(m);
 }

@@ -255,14 +255,14 @@ class Engine:
     def counters(self) -> dict[str, int]:
         """Return the engine's counters."""
 
-    def offer(self, *, blocks: Sequence[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], num_tokens: int, ttl_ms: int, readers: int, payload: bytes, label: str, minted: tuple[bytes, int] | None = None) -> Handoff:
+    def offer(self, *, blocks: Sequence[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], num_tokens: int, ttl_ms: int, readers: int, payload: bytes, label: str, integrity: str = '', minted: tuple[bytes, int] | None = None) -> Handoff:
         """
-        Offer blocks to be read. `minted` is the (epoch, sequence) of a ticket made elsewhere.
+        Offer blocks to be read. `integrity` names the checksum for readers that demand none. `minted` is the (epoch, sequence) of a ticket made elsewhere.
         """
 
-    def pull(self, sources: Sequence[tuple[int, bytes, int]], *, blocks: Sequence[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], num_tokens: int, skip_tokens: int, deadline_ms: int, lane: str, label: str) -> Handoff:
+    def pull(self, sources: Sequence[tuple[int, bytes, int]], *, blocks: Sequence[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], num_tokens: int, skip_tokens: int, deadline_ms: int, lane: str, integrity: str = '', label: str) -> Handoff:
         """
-        Read an offer's blocks from its sources, each a (peer, epoch, sequence). `lane` may be empty: each peer's best.
+        Read an offer's blocks from its sources, each a (peer, epoch, sequence). `lane` may be empty: each peer's best. `integrity`, if not empty, is demanded of every source.
         """
 
 class Handoff:
@@ -321,13 +321,27 @@ class Handoff:
     def wait_released(self, *, timeout_s: float) -> bool:
         """Wait until the blocks are released; return whether they are."""
 
+def checksum(algorithm: str, pieces: Sequence[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]]) -> int:
+    """Return the checksum of pieces, as if they were one."""
+
+def crc32c_by_tables(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
+    """Return a CRC-32C made without the processor's instruction."""
+
+def sum_plan(plan: Plan, regions: Sequence[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]], *, target: bool, algorithm: str, threads: int) -> bytes:
+    """
+    Return the checksums of all cells of one side of a plan, one after the other.
+    """
+
+def describe_cells(plan: Plan, *, target: bool, cells: Sequence[int]) -> list[tuple[str, str, str, int, int, int, int]]:
+    """Return what these cells are, as `Plan.describe` does."""
+
 class FaultCounts:
     """What came of one script. Outlives the node."""
 
     def read(self) -> dict[str, int]:
         """Return the counts by name."""
 
-def inject_faults(engine: Engine, *, seed: int, delay_ms: float, drop: float, duplicate: float, reorder: bool, fail_after_bytes: int | None, no_resource: int, like_rc: bool, error_after_ms: float) -> FaultCounts:
+def inject_faults(engine: Engine, *, seed: int, delay_ms: float, drop: float, duplicate: float, corrupt: float, reorder: bool, fail_after_bytes: int | None, no_resource: int, like_rc: bool, error_after_ms: float) -> FaultCounts:
     """
     For tests: make the transfers that start from now on go wrong by this script.
     """

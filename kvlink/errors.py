@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class FailedRange(NamedTuple):
-    """Something that did not arrive: the KV heads and the tokens of one component of one layer.
+    """Something that did not arrive, or not as it was: the KV heads and the tokens of one component of one layer.
 
     Heads are counted in the model, not in one rank's share of it, and tokens from the start of the request. What has
     no head axis (MLA latents, most state) counts as head 0. State of a request as a whole counts as its token 0.
@@ -138,6 +138,10 @@ class ProtocolError(KvlinkError):
     """The peer sent something that the protocol does not allow."""
 
 
+class DataCorrupted(KvlinkError):
+    """What arrived has other checksums than what the source holds; ``failed`` names exactly what differs."""
+
+
 class Closed(KvlinkError):
     """The node is closed, or was left behind by a fork."""
 
@@ -187,6 +191,7 @@ __all__ = [
     "Cancelled",
     "Closed",
     "ConfigError",
+    "DataCorrupted",
     "DeadlineExceeded",
     "FailedRange",
     "InvalidArgument",

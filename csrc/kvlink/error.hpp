@@ -35,6 +35,7 @@ enum class Code : std::uint8_t {
   authentication_failed = 20,
   version_mismatch = 21,
   not_ready = 22,
+  data_corrupted = 23,
 };
 
 /// Thrown by construction, registration and connecting. Never crosses a UCX callback.

@@ -7,11 +7,12 @@ from typing import Any
 
 from kvlink.errors import InvalidArgument
 
-__all__ = ["check_count", "check_milliseconds", "check_payload", "check_seconds", "check_text"]
+__all__ = ["check_count", "check_integrity", "check_milliseconds", "check_payload", "check_seconds", "check_text"]
 
 # A day: longer is a slip of the unit, and 32-bit milliseconds end at 49 days.
 _LONGEST_S = 86400.0
 _TEXT_LENGTH = 256
+_INTEGRITIES = ("crc32c", "xxh3")
 
 
 def check_count(value: Any, *, low: int, high: int, called: str) -> int:
@@ -52,6 +53,15 @@ def check_text(value: Any, *, called: str, may_be_empty: bool) -> str:
     if not value and not may_be_empty:
         raise InvalidArgument(f"{called} must not be empty")
     return value
+
+
+def check_integrity(value: Any, *, called: str) -> str:
+    """Return the name of a checksum, empty for ``None``; raise ``InvalidArgument`` for anything else."""
+    if value is None:
+        return ""
+    if value not in _INTEGRITIES:
+        raise InvalidArgument(f"{called} is {value!r}; choose from {', '.join(_INTEGRITIES)}, or leave it out")
+    return str(value)
 
 
 def check_payload(value: Any, *, most_bytes: int, called: str) -> bytes:

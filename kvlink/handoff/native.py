@@ -161,6 +161,7 @@ class NativeEngine(Protocol):
         readers: int,
         payload: bytes,
         label: str,
+        integrity: str = "",
         minted: tuple[bytes, int] | None = None,
     ) -> NativeHandoff:
         """Offer blocks."""
@@ -174,6 +175,7 @@ class NativeEngine(Protocol):
         skip_tokens: int,
         deadline_ms: int,
         lane: str,
+        integrity: str = "",
         label: str,
     ) -> NativeHandoff:
         """Read an offer's blocks from its sources, each a peer and the epoch and sequence of the ticket."""

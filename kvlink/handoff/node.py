@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from kvlink.config import Limits
 from kvlink.errors import ConfigError, InvalidArgument, LaneUnavailable, NotOffered, NotReady
-from kvlink.handoff.arguments import check_count, check_milliseconds, check_payload, check_seconds, check_text
+from kvlink.handoff.arguments import (
+    check_count,
+    check_integrity,
+    check_milliseconds,
+    check_payload,
+    check_seconds,
+    check_text,
+)
 from kvlink.handoff.block_tables import Blocks, block_tables
 from kvlink.handoff.descriptor import DESCRIPTOR_VERSION, GroupFacts, NodeDescriptor
 from kvlink.handoff.handles import Offer, Pull
@@ -17,7 +24,7 @@ from kvlink.handoff.handshake import Secret, secrets_of
 from kvlink.handoff.life import Life
 from kvlink.handoff.running import NodeSettings, Running
 from kvlink.handoff.terms import OfferTerms
-from kvlink.handoff.ticket import Ticket, make_ticket, parse_ticket
+from kvlink.handoff.ticket import Ticket, TicketSource, make_ticket, parse_ticket
 from kvlink.transport import LANES, check_lanes
 
 if TYPE_CHECKING:
@@ -56,6 +63,10 @@ class Node:
         The only lanes that pulls of this node may use; all by default.
     copy_threads
         Threads that copy; by default as many as this process may use.
+    integrity
+        ``"crc32c"`` or ``"xxh3"``: what is pulled here must have the checksums that its sources
+        have, or the pull fails with ``DataCorrupted``; and offers of this node are checked by their
+        readers. By default neither side pays for that.
 
     Raises
     ------
@@ -79,8 +90,10 @@ class Node:
         limits: Limits | None = None,
         lanes: Sequence[str] | None = None,
         copy_threads: int | None = None,
+        integrity: str | None = None,
     ) -> None:
         _check_cache(cache, "node")
+        self._integrity = check_integrity(integrity, called="node: integrity")
         self._name = check_text(name, called="node: name", may_be_empty=False)
         self._limits = Limits() if limits is None else limits
         if not isinstance(self._limits, Limits):
@@ -165,6 +178,7 @@ class Node:
         readers: int | None = None,
         payload: bytes | bytearray | memoryview = b"",
         ticket: Mapping[str, Any] | None = None,
+        integrity: str | None = None,
     ) -> Offer:
         """Let `readers` other nodes read the blocks of `num_tokens` tokens. Does not block.
 
@@ -175,6 +189,9 @@ class Node:
 
         `ticket` is one that a ``TicketMint`` made over this node and maybe others. It says how many
         tokens, readers and seconds; whoever had it early may have claimed it already.
+
+        `integrity` is the checksum by which readers check what they have read; by default the
+        node's. A reader whose own node demands one gets that one.
 
         Raises
         ------
@@ -202,19 +219,12 @@ class Node:
             readers=terms.readers,
             payload=check_payload(payload, most_bytes=self._limits.payload_bytes, called="offer: payload"),
             label=check_text(label, called="offer: label", may_be_empty=True),
+            integrity=check_integrity(integrity, called="offer: integrity") or self._integrity,
             minted=terms.minted,
         )
-        made = make_ticket(
-            epoch=life.epoch,
-            sequence=handoff.sequence,
-            sources=[source],
-            num_tokens=terms.num_tokens,
-            groups=[group.name for group in life.groups],
-            readers=terms.readers,
-            ttl_ms=terms.ttl_ms,
-        )
+        made = terms.ticket or _own_ticket(life, source, handoff.sequence, terms)
         title = f"offer {handoff.epoch.hex()}-{handoff.sequence} of {self._name}"
-        return Offer(handoff, self, title=title, lasts_s=terms.ttl_ms / 1000, ticket=terms.ticket or made)
+        return Offer(handoff, self, title=title, lasts_s=terms.ttl_ms / 1000, ticket=made)
 
     def pull(
         self,
@@ -228,10 +238,9 @@ class Node:
     ) -> Pull:
         """Read an offer into `blocks`. Does not block: connecting, if need be, is done meanwhile.
 
-        `blocks` covers the request from its first token. Blocks that lie within `skip_tokens`, a
-        prefix that is here already, are left alone; so are holes, given as ``-1``. `require` names
-        the one lane to use. The outcome comes within `deadline_s` seconds, connecting included.
-        Slots of state are read whatever `skip_tokens` says, unless they are holes.
+        `blocks` covers the request from its first token. Blocks that lie within `skip_tokens`, a prefix that is
+        here already, are left alone; so are holes, given as ``-1``. Slots of state are read whatever `skip_tokens`
+        says, unless they are holes. `require` names the one lane to use. The outcome comes within `deadline_s`.
 
         A ticket over several sources is read from all of them: each element of this cache from one
         that holds it, and nothing from those that are not needed, which are told so. Success means
@@ -273,6 +282,7 @@ class Node:
             skip_tokens=skip_tokens,
             deadline_ms=check_milliseconds(deadline_s, called=f"{operation}: deadline_s"),
             lane=lane,
+            integrity=self._integrity,
             label=label,
         )
         return Pull(handoff, self, title=operation, lasts_s=deadline_s, contacts=contacts)
@@ -448,6 +458,18 @@ def _descriptor(node: Node, life: Life) -> NodeDescriptor:
             GroupFacts(name=group.name, num_blocks=group.num_blocks, block_tokens=group.block_tokens, slots=group.slots)
             for group in life.groups
         ],
+    )
+
+
+def _own_ticket(life: Life, source: TicketSource, sequence: int, terms: OfferTerms) -> dict[str, Any]:
+    return make_ticket(
+        epoch=life.epoch,
+        sequence=sequence,
+        sources=[source],
+        num_tokens=terms.num_tokens,
+        groups=[group.name for group in life.groups],
+        readers=terms.readers,
+        ttl_ms=terms.ttl_ms,
     )
 
 

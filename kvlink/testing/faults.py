@@ -33,6 +33,8 @@ class FaultScript:
         Share of the pieces that never arrive.
     duplicate
         Share of the pieces that arrive a second time, up to `delay_ms` after the first.
+    corrupt
+        Share of the pieces in which one bit turns over on the way.
     reorder
         Whether pieces overtake each other.
     fail_after_bytes
@@ -50,6 +52,7 @@ class FaultScript:
     delay_ms: float = 0.0
     drop: float = 0.0
     duplicate: float = 0.0
+    corrupt: float = 0.0
     reorder: bool = False
     fail_after_bytes: int | None = None
     no_resource: int = 0
@@ -58,7 +61,7 @@ class FaultScript:
 
     def __post_init__(self) -> None:
         """Refuse what is no share, no time and no count."""
-        for name in ("drop", "duplicate"):
+        for name in ("drop", "duplicate", "corrupt"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise InvalidArgument(f"fault script: {name} is {getattr(self, name)!r}, a share lies between 0 and 1")
         for name, value in (("delay_ms", self.delay_ms), ("error_after_s", 1000 * self.error_after_s)):
@@ -79,7 +82,7 @@ class FaultCounts:
     def read(self) -> dict[str, int]:
         """Return the counts by name.
 
-        ``transfers``, ``pieces``, ``dropped``, ``duplicated`` and ``refused`` pieces, ``failed``
+        ``transfers``, ``pieces``, ``dropped``, ``duplicated``, ``corrupted`` and ``refused`` pieces, ``failed``
         transfers, ``late`` pieces (posted or taken after a cancel), and ``midway``: transfers that were
         cancelled with some of their bytes here and some not.
         """
@@ -108,6 +111,7 @@ def inject_faults(node: Node, script: FaultScript) -> FaultCounts:
         delay_ms=script.delay_ms,
         drop=script.drop,
         duplicate=script.duplicate,
+        corrupt=script.corrupt,
         reorder=script.reorder,
         fail_after_bytes=script.fail_after_bytes,
         no_resource=script.no_resource,

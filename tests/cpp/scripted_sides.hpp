@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -17,6 +18,9 @@
 #include "kvlink/handoff/pull_book.hpp"
 
 namespace kvlink::test {
+
+/// What the books run on: the project's table, or what `main` makes of it.
+inline std::vector<handoff::Row> books_table(std::begin(handoff::kTransitions), std::end(handoff::kTransitions));
 
 inline constexpr std::int64_t kSecond = 1'000'000'000;
 inline constexpr std::uint64_t kTokens = 2;  // of every handoff, one a block
@@ -75,6 +79,7 @@ inline std::shared_ptr<const plan::Template> geometry(bool empty = false) {
 struct Message {
   handoff::Kind kind{};
   AttemptId attempt;
+  std::vector<std::byte> body;
 };
 
 /// One peer: what the books see of it, and its own end of the connection.
@@ -98,8 +103,8 @@ struct Remote {
   [[nodiscard]] std::vector<Message> received() {
     std::vector<Message> messages;
     if (peer->channel) CHECK(peer->channel->flush());
-    (void)end->receive([&](const handoff::Header& header, std::span<const std::byte>) {
-      messages.push_back({.kind = header.kind, .attempt = header.attempt});
+    (void)end->receive([&](const handoff::Header& header, std::span<const std::byte> body) {
+      messages.push_back({.kind = header.kind, .attempt = header.attempt, .body = {body.begin(), body.end()}});
     });
     return messages;
   }
@@ -115,6 +120,7 @@ struct Remote {
 
 /// What the books of one node share, and how many handoffs ended.
 struct Node {
+  std::vector<std::byte> memory = std::vector<std::byte>(8 * kBlockBytes, std::byte{7});  // before what reads it
   handoff::Services services;
   const std::int64_t start = now_ns();  // the tests' clock begins here
 
@@ -122,6 +128,9 @@ struct Node {
     services.epoch = {1};
     services.bells = std::make_shared<handoff::Bells>();
     services.router = std::make_shared<transport::ChunkRouter>();
+    services.memory = std::make_shared<transport::LocalMemory>(
+        std::vector<transport::LocalRegion>{{.base = memory.data(), .bytes = memory.size()}});
+    services.copy_threads = std::make_unique<transport::CopyThreads>(1);
     services.holds = std::make_shared<handoff::Holds>(std::vector<handoff::Group>{
         {.name = "full", .num_blocks = 8, .block_tokens = 1, .window = 0, .slots = false, .pool = 0}});
   }
@@ -139,7 +148,8 @@ struct SourceSide : Node {
 
   explicit SourceSide(std::span<const handoff::Row> table) : book(services, table) {}
 
-  void offer(std::uint32_t readers = 1, std::int64_t ttl_s = 10, std::int64_t cap_s = 300) {
+  void offer(std::uint32_t readers = 1, std::int64_t ttl_s = 10, std::int64_t cap_s = 300,
+             transport::Integrity integrity = transport::Integrity::none) {
     handle = std::make_shared<handoff::Handoff>(handoff::Role::offer, AttemptId{.handoff = id, .attempt = 0}, "",
                                                 handoff::State::offered, services.bells);
     services.holds->acquire_shared(kBlocks);
@@ -151,13 +161,24 @@ struct SourceSide : Node {
               .ttl_ms = ttl_s * 1000,
               .cap_ns = start + cap_s * kSecond,
               .readers = readers,
+              .integrity = integrity,
               .payload = {}});
     (void)book.turn(start);
   }
   [[nodiscard]] AttemptId attempt(std::uint32_t number) const { return {.handoff = id, .attempt = number}; }
-  void claim(const Remote& reader, std::uint32_t number, std::uint64_t tokens = kTokens) {
+  void claim(const Remote& reader, std::uint32_t number, std::uint64_t tokens = kTokens,
+             transport::Integrity integrity = transport::Integrity::none) {
     book.on_claim(reader.peer, attempt(number),
-                  {.lane = transport::Lane::mapped, .first_token = 0, .end_token = tokens, .remaining_ms = 5000});
+                  {.lane = transport::Lane::mapped,
+                   .first_token = 0,
+                   .end_token = tokens,
+                   .remaining_ms = 5000,
+                   .integrity = integrity});
+  }
+  /// Both blocks of the offer.
+  void check(const Remote& reader, std::uint32_t number) {
+    book.on_check(reader.peer, attempt(number),
+                  {.pieces = {{{.block = 3, .token = 0, .tokens = 1}, {.block = 5, .token = 0, .tokens = 1}}}});
   }
 };
 
@@ -169,7 +190,8 @@ struct TargetSide : Node {
 
   explicit TargetSide(std::span<const handoff::Row> table) : book(services, {}, table) { transfers().clear(); }
 
-  void pull(const std::vector<handoff::PeerPtr>& peers, std::optional<transport::Lane> lane = std::nullopt) {
+  void pull(const std::vector<handoff::PeerPtr>& peers, std::optional<transport::Lane> lane = std::nullopt,
+            transport::Integrity integrity = transport::Integrity::none) {
     for (const auto& peer : peers) {
       const auto number = static_cast<std::uint32_t>(parts.size() + 1);
       parts.push_back({.attempt = {.handoff = {.epoch = {9}, .sequence = 7}, .attempt = number}, .peer = peer});
@@ -186,12 +208,27 @@ struct TargetSide : Node {
                  .skip_tokens = 0,
                  .submitted_ns = start,
                  .deadline_ns = start + 10 * kSecond,
-                 .lane = lane});
+                 .lane = lane,
+                 .integrity = integrity});
   }
   void grant(std::size_t part, std::uint32_t lease_ms = 60'000) { grant_from(parts[part].peer, part, lease_ms); }
   void grant_from(const handoff::PeerPtr& peer, std::size_t part, std::uint32_t lease_ms = 60'000) {
-    book.on_grant(peer, parts[part].attempt,
-                  {.remaining_ms = lease_ms, .num_tokens = kTokens, .payload = {}, .blocks = {{0, 1}}});
+    grant_summed(peer, part, transport::Integrity::none, lease_ms);
+  }
+  void grant_summed(const handoff::PeerPtr& peer, std::size_t part, transport::Integrity integrity,
+                    std::uint32_t lease_ms = 60'000) {
+    book.on_grant(
+        peer, parts[part].attempt,
+        {.remaining_ms = lease_ms, .num_tokens = kTokens, .integrity = integrity, .payload = {}, .blocks = {{0, 1}}});
+  }
+  /// What a source says whose blocks hold what this side's do, but for a bit of the cells that are `wrong`.
+  void sums(const handoff::PeerPtr& peer, std::size_t part, std::size_t wrong_from = 2, std::size_t wrong_to = 2) {
+    const std::vector<std::byte> block(kBlockBytes, std::byte{7});
+    const std::span<const std::byte> piece(block);
+    const auto sum = static_cast<std::uint32_t>(transport::sum_of({&piece, 1}, transport::Integrity::crc32c));
+    std::vector<std::uint32_t> both{sum, sum};
+    for (std::size_t cell = wrong_from; cell < wrong_to; ++cell) both[cell] ^= 1U;
+    book.on_sums(peer, parts[part].attempt, {.first_byte = 0, .bytes = std::as_bytes(std::span(both))});
   }
   void valid(std::size_t part) { book.on_valid(parts[part].peer, parts[part].attempt); }
   void turn() { (void)book.turn(start); }

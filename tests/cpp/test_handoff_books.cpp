@@ -9,6 +9,7 @@
 #include <numeric>
 #include <string>
 
+#include "checked_handoffs.hpp"
 #include "scripted_sides.hpp"
 
 namespace {
@@ -21,7 +22,7 @@ using kvlink::test::SourceSide;
 using kvlink::test::TargetSide;
 using kvlink::test::transfers;
 
-std::vector<Row> table(std::begin(kTransitions), std::end(kTransitions));
+std::vector<Row>& table = test::books_table;
 
 [[nodiscard]] Remote reader() {
   return {PeerRole::claimant, {}};
@@ -97,16 +98,18 @@ struct PullUnderTest : TargetSide {
 };
 
 /// How far the pull has come when the events begin.
-enum class Begun { connecting, claiming, moving, stuck, confirming };
+enum class Begun { connecting, claiming, moving, stuck, checking, confirming };
 
 std::unique_ptr<PullUnderTest> pull_at(Begun begun) {
   auto side = std::make_unique<PullUnderTest>();
   if (begun == Begun::connecting) side->remote.peer->state = PeerState::connecting;
-  side->pull({side->remote.peer});
+  const bool checked = begun == Begun::checking;
+  const auto integrity = checked ? transport::Integrity::crc32c : transport::Integrity::none;
+  side->pull({side->remote.peer}, std::nullopt, integrity);
   if (begun == Begun::connecting || begun == Begun::claiming) return side;
-  side->grant(0);
+  side->grant_summed(side->remote.peer, 0, integrity);
   transfers().front()->slow = begun == Begun::stuck;
-  if (begun == Begun::confirming) {
+  if (begun == Begun::confirming || checked) {
     transfers().front()->done = true;
     side->turn();
   }
@@ -114,9 +117,11 @@ std::unique_ptr<PullUnderTest> pull_at(Begun begun) {
 }
 
 void every_order_of_events_ends_a_pull_once() {
-  for (const Begun begun : {Begun::connecting, Begun::claiming, Begun::moving, Begun::stuck, Begun::confirming}) {
+  for (const Begun begun :
+       {Begun::connecting, Begun::claiming, Begun::moving, Begun::stuck, Begun::checking, Begun::confirming}) {
     in_every_order<PullUnderTest>([begun] { return pull_at(begun); },
-                                  {[](auto& side) { side.valid(0); },                                      // finish
+                                  {[](auto& side) { side.valid(0); },  // finish
+                                   [](auto& side) { side.sums(side.remote.peer, 0); },
                                    [](auto& side) { side.book.cancel(side.parts[0].attempt, kGivenUp); },  // abort
                                    [](auto& side) { (void)side.book.turn(side.start + 11 * kSecond); },    // expire
                                    [](auto& side) {                                                        // late done
@@ -460,11 +465,8 @@ void leave_out(const char* row, const char* guard) {
 
 int main(int argc, char** argv) {
   if (argc == 3) leave_out(argv[1], argv[2]);
-#define NAMED(test) \
-  {                 \
-    #test, test     \
-  }
-  return test::run({
+#define NAMED(test) {#test, test}
+  test::Tests tests{
       NAMED(success_needs_confirm_and_valid),
       NAMED(a_transfer_that_is_not_done_confirms_nothing),
       NAMED(a_pull_is_released_only_when_its_transfer_has_drained),
@@ -489,5 +491,7 @@ int main(int argc, char** argv) {
       NAMED(a_reader_renews_once_a_tick_and_only_what_its_deadline_needs),
       NAMED(every_order_of_events_ends_an_offer_once),
       NAMED(every_order_of_events_ends_a_pull_once),
-  });
+  };
+  tests.insert(tests.begin(), std::begin(test::kCheckedHandoffs), std::end(test::kCheckedHandoffs));
+  return test::run(tests);
 }

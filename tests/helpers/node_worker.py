@@ -18,6 +18,7 @@ import numpy as np
 import kvlink
 from helpers import dialect_0
 from helpers.patterns import Geometry, Placement, canonical, carve, fill_random, flat_bytes
+from kvlink.testing import FaultScript, inject_faults
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +192,22 @@ class NodeWorker:
         self._handles[handle].cancel()
         return state
 
+    def cancel_when_checking(self, handle: int) -> str:
+        """Cancel the moment both sides sum what has moved; returns the state seen then."""
+        state = self._spin_until_moving(handle, 20.0, more=("moving",))
+        self._handles[handle].cancel()
+        return state
+
+    def kill_when_checking(self, handle: int, *, pid: int) -> str:
+        """Kill a process the moment both sides sum what has moved; returns the state seen then."""
+        state = self._spin_until_moving(handle, 20.0, more=("moving",))
+        os.kill(pid, signal.SIGKILL)
+        return state
+
+    def inject_faults(self, **script: Any) -> None:
+        """Make what is pulled from now on go wrong."""
+        inject_faults(self._node, FaultScript(**script))
+
     def suspend_when_moving(self, handle: int, *, deadline_s: float, timeout_s: float = 20.0) -> str:
         """Suspend the node the moment the handoff's bytes begin to move; returns the state seen then."""
         state = self._spin_until_moving(handle, timeout_s)
@@ -203,11 +220,11 @@ class NodeWorker:
         self._node.close()
         return state
 
-    def _spin_until_moving(self, handle: int, timeout_s: float) -> str:
+    def _spin_until_moving(self, handle: int, timeout_s: float, *, more: tuple[str, ...] = ()) -> str:
         """Watch without a pause: the whole transfer takes only tens of milliseconds."""
         deadline = time.monotonic() + timeout_s
         kept = self._handles[handle]
-        while (state := str(kept.state)) in ("connecting", "claiming", "waiting"):
+        while (state := str(kept.state)) in ("connecting", "claiming", "waiting", *more):
             if time.monotonic() > deadline:
                 raise AssertionError(f"the handoff never began to move: {self.snapshot(handle)}")
         return state

@@ -9,6 +9,7 @@
    RENEWALS   1: readers renew their lease, once each
    AGAIN      1: the owner offers the same id again after the offer ended
    WIDE       1: a claim of slot 2 may ask for more than is offered
+   CHECKS     1: with integrity. Two versions have equal sums if they are one
 
    Versions: blocks that hold what epoch e offered have version 1 + e. Version 0 is anything else. */
 
@@ -20,10 +21,12 @@
 #define GRANT 16
 #define REFUSE 32
 #define VALID 64
+#define CHECK 128
+#define SUMS 256
 
 /* By slot. */
 byte at_grant[4], at_part[4], at_pull[4];
-byte net[4];             /* the bag: messages of this attempt on their way, either direction */
+short net[4];            /* the bag: messages of this attempt on their way, either direction */
 bool started[4], dead[4];
 bool life[4];            /* the target's life; its numbers of attempts begin anew with each */
 bool seen_source[4];     /* the source's life that the connection leads to */
@@ -32,6 +35,9 @@ bool ticket[4];          /* the epoch that the ticket names */
 bool wide[4], renewed[4];
 byte copier[4];          /* 0 none, 1 and 2 before the first and the second block, 3 done, 4 failed or stopped */
 byte read0[4], read1[4]; /* the versions that were copied */
+byte summer[4];          /* at the source: 0 none, 1 and 2 before the first and the second block, 3 done */
+byte sum0[4], sum1[4];   /* the versions that were summed there */
+bool has_sums[4];        /* they have come */
 bool held[4], outcome[4], released[4];
 
 /* Ghosts: what really happened, for the assertions only. */
@@ -49,8 +55,8 @@ byte starts;
 /* What the current step is about: the sender, the grant and the part. */
 hidden byte m, g, p, i, by_peer, from_target, from_life, from_source;
 
-#define GRANTS ((at_grant[0] == AT_granted) + (at_grant[1] == AT_granted) + \
-                (at_grant[2] == AT_granted) + (at_grant[3] == AT_granted))
+#define READS(s) (at_grant[s] == AT_granted || at_grant[s] == AT_summing)
+#define GRANTS (READS(0) + READS(1) + READS(2) + READS(3))
 #define OFFER_LIVES (at_offer == AT_offered || at_offer == AT_granted)
 
 #define OFFER_AT at_offer
@@ -69,6 +75,9 @@ hidden byte m, g, p, i, by_peer, from_target, from_life, from_source;
 #define IF_grant_reader_left (validated + GRANTS < READERS)
 #define IF_grant_same_peer (g / 2 == from_target && life[g] == from_life && seen_source[g] == from_source)
 #define IF_grant_same_attempt (number[g] == number[m])
+#define IF_grant_sums CHECKS
+#define IF_part_sums CHECKS
+#define IF_part_sums_here has_sums[p]
 #define IF_part_same_peer (life[p] == from_life && seen_source[p] == from_source)
 #define IF_part_lane_fits true
 #define IF_part_has_bytes true
@@ -77,6 +86,7 @@ hidden byte m, g, p, i, by_peer, from_target, from_life, from_source;
 /* A pull has one source here: all of its parts have moved when one has. */
 #define IF_pull_all_parts_moved true
 #define IF_pull_all_parts_valid true
+#define IF_pull_all_parts_sound (!CHECKS || (read0[p] == sum0[p] && read1[p] == sum1[p]))
 #define IF_pull_all_parts_gone (at_part[p] == AT_none)
 
 #define GO_offer(to) at_offer = to
@@ -106,7 +116,7 @@ inline GO_part(to) {
   if
   :: to == AT_none ->
      was_granted[p] = false; was_refused[p] = false; was_answered[p] = false;
-     if :: !LISTENS(p) -> net[p] = net[p] & (CLAIM | CONFIRM | CANCEL | RENEW) :: else fi;
+     if :: !LISTENS(p) -> net[p] = net[p] & (CLAIM | CHECK | CONFIRM | CANCEL | RENEW) :: else fi;
      if :: IF_part_drained -> copier[p] = 0 :: else fi
   :: else
   fi
@@ -134,7 +144,7 @@ inline DO_offer_end_grants() {
   do
   :: i < 4 ->
      if
-     :: at_grant[i] == AT_granted -> g = i; m = i; by_peer = 0; grant_over()
+     :: READS(i) -> g = i; m = i; by_peer = 0; grant_over()
      :: else
      fi;
      i++
@@ -160,10 +170,13 @@ inline DO_grant_count_reader() { assert(asked[g]); validated++ }
 inline DO_grant_send_valid() { to_target(m, VALID); was_answered[m] = (at_part[m] != AT_none) }
 inline DO_grant_count_stale() { skip }
 inline DO_grant_start_sender() { skip }
+inline DO_grant_start_sums() { summer[g] = 1 }
+/* Sums are for who holds a grant. */
+inline DO_grant_send_sums() { assert(READS(m)); to_target(m, SUMS) }
 inline DO_grant_stop_sender() { skip }
 inline DO_grant_tell_opened() { offer_opened() }
 /* A lease is renewed for who holds a grant. */
-inline DO_grant_tell_renew() { assert(at_grant[m] == AT_granted); offer_renew() }
+inline DO_grant_tell_renew() { assert(READS(m)); offer_renew() }
 inline DO_grant_tell_read() { offer_read() }
 inline DO_grant_tell_dropped() { offer_dropped() }
 
@@ -174,8 +187,16 @@ inline DO_pull_stop_parts() { part_stop(); pull_stopped() }
 inline DO_pull_note_success() {
   assert(read0[p] == 1 + ticket[p] && read1[p] == 1 + ticket[p]); read0[p] = 0; read1[p] = 0
 }
-inline DO_pull_note_failure() { read0[p] = 0; read1[p] = 0 }
 inline DO_pull_quarantine() { assert(held[p]) }
+/* P1: so is what equal sums call right, though the rest is wrong. */
+#define SOUND(read, sum) (read[p] != sum[p] || read[p] == 1 + ticket[p])
+#define IS_CHECKED (CHECKS && copier[p] == 3 && (at_part[p] == AT_moved || at_part[p] == AT_confirming))
+inline DO_pull_note_corruption() {
+  assert(SOUND(read0, sum0) && SOUND(read1, sum1)); read0[p] = 0; read1[p] = 0
+}
+inline DO_pull_note_failure() {
+  assert(!IS_CHECKED || (SOUND(read0, sum0) && SOUND(read1, sum1))); read0[p] = 0; read1[p] = 0
+}
 inline DO_pull_free_exclusive() { assert(held[p]); held[p] = false }
 inline DO_pull_settle() { assert(!outcome[p]); outcome[p] = true }
 inline DO_pull_release() { assert(outcome[p] && !released[p] && !held[p]); released[p] = true }
@@ -188,6 +209,9 @@ inline DO_part_make_plan() { assert(was_granted[p]); part_planned() }
 inline DO_part_count_valid() { assert(was_answered[p]) }
 inline DO_part_count_stale() { skip }
 inline DO_part_queue() { skip }
+inline DO_part_send_check() { net[p] = net[p] | CHECK }
+inline DO_part_sum_blocks() { skip }
+inline DO_part_take_sums() { has_sums[p] = true }
 inline DO_part_start_transfer() { copier[p] = 1 }
 inline DO_part_cancel_transfer() { skip }
 inline DO_part_start_renewing() { skip }
@@ -209,10 +233,10 @@ inline find_grant() {
   :: else ->
      i = 0;
      do
-     :: i < 4 -> if :: at_grant[i] == AT_granted -> g = i :: else fi; i++
+     :: i < 4 -> if :: READS(i) -> g = i :: else fi; i++
      :: else -> break
      od;
-     if :: at_grant[m] == AT_granted -> g = m :: else fi
+     if :: READS(m) -> g = m :: else fi
   fi
 }
 
@@ -266,7 +290,7 @@ end:
   :: d_step { WIDE && s == 2 && MAY_START(s) -> wide[s] = true; ticket[s] = epoch; start(s) }
   :: d_step { at_part[s] == AT_connecting -> sent_by(s); p = s; part_ready() }
   :: d_step { at_part[s] == AT_waiting -> p = s; part_admit() }
-  :: d_step { at_part[s] == AT_moving || at_part[s] == AT_draining -> p = s; part_turn() }
+  :: d_step { at_part[s] == AT_moving || at_part[s] == AT_draining || at_part[s] == AT_checking -> p = s; part_turn() }
   :: d_step { at_pull[s] == AT_open || at_pull[s] == AT_confirming -> p = s; pull_deadline() }
   :: d_step { at_pull[s] == AT_open || at_pull[s] == AT_confirming -> p = s; pull_cancel() }
   :: d_step { RENEWALS && at_part[s] == AT_moving && !renewed[s] -> renewed[s] = true; net[s] = net[s] | RENEW }
@@ -277,9 +301,15 @@ end:
   :: d_step { copier[s] == 2 -> assert(!released[s]);
        read1[s] = (ticket[s] == epoch && at_part[s] == AT_moving && !wide[s] -> content : 0); copier[s] = 3 }
   :: d_step { copier[s] == 1 || copier[s] == 2 -> copier[s] = 4 }
+  /* The source's copy threads sum what lies in its blocks, whatever that is by now. */
+  :: d_step { summer[s] == 1 -> sum0[s] = content; summer[s] = 2 }
+  :: d_step { summer[s] == 2 -> sum1[s] = content; summer[s] = 3 }
+  :: d_step { summer[s] == 3 -> summer[s] = 0; sent_by(s); by_peer = 0; find_grant(); grant_summed() }
   /* The network brings what it likes. */
-  :: d_step { net[s] & CLAIM -> net[s] = net[s] & ~CLAIM; sent_by(s); g = (at_grant[m] == AT_granted -> m : NO);
+  :: d_step { net[s] & CLAIM -> net[s] = net[s] & ~CLAIM; sent_by(s); g = (READS(m) -> m : NO);
        grant_claim(); check() }
+  :: d_step { net[s] & CHECK -> net[s] = net[s] & ~CHECK; sent_by(s); find_grant(); by_peer = 0; grant_check() }
+  :: d_step { net[s] & SUMS -> net[s] = net[s] & ~SUMS; sent_by(s); find_part(); part_sums() }
   :: d_step { net[s] & CONFIRM -> net[s] = net[s] & ~CONFIRM; sent_by(s); find_grant(); by_peer = 0; grant_confirm();
        check() }
   :: d_step { net[s] & CANCEL -> net[s] = net[s] & ~CANCEL; sent_by(s); cancel_parked();
@@ -331,7 +361,7 @@ end:
        do
        :: g < 4 ->
           if
-          :: at_grant[g] == AT_parked || at_grant[g] == AT_granted -> grant_peer_lost()
+          :: at_grant[g] == AT_parked || READS(g) -> grant_peer_lost()
           :: else
           fi;
           g++

@@ -268,6 +268,7 @@ std::shared_ptr<Handoff> Engine::offer(OfferOptions options) {
                .ttl_ms = options.ttl_ms,
                .cap_ns = expires_ns + std::max<std::int64_t>(0, lease_cap_ms_ - options.ttl_ms) * kNsPerMs,
                .readers = options.readers,
+               .integrity = options.integrity,
                .payload = std::move(options.payload)});
   return handle;
 }
@@ -303,7 +304,8 @@ std::shared_ptr<Handoff> Engine::pull(PullOptions options) {
                                                            .skip_tokens = options.skip_tokens,
                                                            .submitted_ns = now_ns(),
                                                            .deadline_ns = deadline_ns,
-                                                           .lane = options.lane});
+                                                           .lane = options.lane,
+                                                           .integrity = options.integrity});
   try {
     {
       const std::lock_guard lock(mutex_);

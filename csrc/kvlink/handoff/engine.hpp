@@ -43,6 +43,7 @@ struct OfferOptions {
   std::uint64_t num_tokens{};
   std::int64_t ttl_ms{};
   std::uint32_t readers{1};
+  transport::Integrity integrity{};
   std::vector<std::byte> payload;
   std::string label;
   std::optional<HandoffId> id;  // from a mint; none: this node's next
@@ -61,6 +62,7 @@ struct PullOptions {
   std::uint64_t skip_tokens{};
   std::int64_t deadline_ms{};
   std::optional<transport::Lane> lane;
+  transport::Integrity integrity{};  // that every source must give; none: as it offers
   std::string label;
 };
 

@@ -124,14 +124,18 @@ void Engine::dispatch(const PeerPtr& from, const Header& header, std::span<const
     from->lost = Failure{Code::protocol_error, std::string("the peer sent a malformed ") + what};
   };
   const bool for_source = header.kind == Kind::claim || header.kind == Kind::fetch || header.kind == Kind::credit ||
-                          header.kind == Kind::confirm || header.kind == Kind::cancel || header.kind == Kind::renew;
+                          header.kind == Kind::confirm || header.kind == Kind::cancel || header.kind == Kind::renew ||
+                          header.kind == Kind::check;
   if (for_source != reads_us) return bad("message: it is not its part to send it");
   switch (header.kind) {
     case Kind::claim:
       if (const auto claim = parse_claim(body)) return on_claim(from, attempt, *claim);
       return bad("CLAIM");
+    case Kind::check:
+      if (const auto pieces = parse_pieces(body)) return offers_.on_check(from, attempt, *pieces);
+      return bad("CHECK");
     case Kind::fetch:
-      if (const auto fetch = parse_fetch(body)) return offers_.on_fetch(from, attempt, *fetch);
+      if (const auto fetch = parse_pieces(body)) return offers_.on_fetch(from, attempt, *fetch);
       return bad("FETCH");
     case Kind::credit:
       if (const auto chunks = parse_number(body)) return offers_.on_credit(from, attempt, *chunks);
@@ -150,6 +154,9 @@ void Engine::dispatch(const PeerPtr& from, const Header& header, std::span<const
     case Kind::refuse:
       if (const auto refuse = parse_refuse(body)) return pulls_.on_refuse(from, attempt, *refuse);
       return bad("REFUSE");
+    case Kind::sums:
+      if (const auto sums = parse_sums(body)) return pulls_.on_sums(from, attempt, *sums);
+      return bad("SUMS");
     case Kind::valid:
       return pulls_.on_valid(from, attempt);
   }

@@ -14,6 +14,8 @@ const char* state_name(State state) noexcept {
       return "waiting";
     case State::moving:
       return "moving";
+    case State::checking:
+      return "checking";
     case State::confirming:
       return "confirming";
     case State::offered:

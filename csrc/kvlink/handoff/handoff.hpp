@@ -26,6 +26,7 @@ enum class State : std::uint8_t {
   claiming,    // pull: CLAIM is out
   waiting,     // pull: granted, until others have moved
   moving,      // pull: bytes are on their way
+  checking,    // pull: all bytes are here, and both sides sum them
   confirming,  // pull: CONFIRM is out
   offered,     // offer: nobody reads yet
   granted,     // offer: somebody reads
@@ -34,7 +35,7 @@ enum class State : std::uint8_t {
 };
 [[nodiscard]] const char* state_name(State state) noexcept;
 
-/// Heads and tokens of one part of the cache that did not arrive.
+/// Heads and tokens of one part of the cache that did not arrive, or not as they were.
 struct FailedRange {
   std::string group;
   std::string layer;

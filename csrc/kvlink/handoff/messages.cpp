@@ -49,12 +49,12 @@ class Frame {
 };
 
 [[nodiscard]] bool is_kind(std::uint8_t number) noexcept {
-  return number >= static_cast<std::uint8_t>(Kind::claim) && number <= static_cast<std::uint8_t>(Kind::renew);
+  return number >= static_cast<std::uint8_t>(Kind::claim) && number <= static_cast<std::uint8_t>(Kind::sums);
 }
 
 [[nodiscard]] bool is_code(std::uint8_t number) noexcept {
   return number >= static_cast<std::uint8_t>(Code::invalid_argument) &&
-         number <= static_cast<std::uint8_t>(Code::not_ready);
+         number <= static_cast<std::uint8_t>(Code::data_corrupted);
 }
 
 }  // namespace
@@ -78,6 +78,7 @@ void write_claim(std::vector<std::byte>& out, const AttemptId& attempt, const Cl
   frame.body.number(claim.first_token);
   frame.body.number(claim.end_token);
   frame.body.number(claim.remaining_ms);
+  frame.body.number(static_cast<std::uint8_t>(claim.integrity));
 }
 
 std::optional<Claim> parse_claim(std::span<const std::byte> body) {
@@ -87,8 +88,10 @@ std::optional<Claim> parse_claim(std::span<const std::byte> body) {
   claim.first_token = reader.number<std::uint64_t>();
   claim.end_token = reader.number<std::uint64_t>();
   claim.remaining_ms = reader.number<std::uint32_t>();
-  if (!reader.complete() || !lane || claim.first_token > claim.end_token) return std::nullopt;
+  const auto integrity = transport::integrity_from_number(reader.number<std::uint8_t>());
+  if (!reader.complete() || !lane || !integrity || claim.first_token > claim.end_token) return std::nullopt;
   claim.lane = *lane;
+  claim.integrity = *integrity;
   return claim;
 }
 
@@ -96,6 +99,7 @@ void write_grant(std::vector<std::byte>& out, const AttemptId& attempt, const Gr
   Frame frame(out, Kind::grant, attempt);
   frame.body.number(grant.remaining_ms);
   frame.body.number(grant.num_tokens);
+  frame.body.number(static_cast<std::uint8_t>(grant.integrity));
   frame.body.number(static_cast<std::uint32_t>(grant.payload.size()));
   frame.body.number(static_cast<std::uint32_t>(grant.blocks.size()));
   for (const auto& table : grant.blocks) frame.body.number(static_cast<std::uint32_t>(table.size()));
@@ -108,9 +112,11 @@ std::optional<Grant> parse_grant(std::span<const std::byte> body) {
   Grant grant;
   grant.remaining_ms = reader.number<std::uint32_t>();
   grant.num_tokens = reader.number<std::uint64_t>();
+  const auto integrity = transport::integrity_from_number(reader.number<std::uint8_t>());
   const auto payload_bytes = reader.number<std::uint32_t>();
   const auto groups = reader.number<std::uint32_t>();
-  if (!reader.ok() || payload_bytes > kMaxPayloadBytes || groups > kMaxGroups) return std::nullopt;
+  if (!reader.ok() || !integrity || payload_bytes > kMaxPayloadBytes || groups > kMaxGroups) return std::nullopt;
+  grant.integrity = *integrity;
   std::vector<std::uint32_t> counts(groups);
   for (auto& count : counts) count = reader.number<std::uint32_t>();
   const auto payload = reader.bytes(payload_bytes);
@@ -143,14 +149,14 @@ std::optional<Refuse> parse_refuse(std::span<const std::byte> body) {
   return refuse;
 }
 
-void write_fetch(std::vector<std::byte>& out, const AttemptId& attempt, const Fetch& fetch) {
-  Frame frame(out, Kind::fetch, attempt);
+void write_pieces(std::vector<std::byte>& out, Kind kind, const AttemptId& attempt, const Fetch& fetch) {
+  Frame frame(out, kind, attempt);
   frame.body.number(static_cast<std::uint32_t>(fetch.pieces.size()));
   for (const auto& pieces : fetch.pieces) frame.body.number(static_cast<std::uint32_t>(pieces.size()));
   for (const auto& pieces : fetch.pieces) frame.body.bytes(std::as_bytes(std::span(pieces)));
 }
 
-std::optional<Fetch> parse_fetch(std::span<const std::byte> body) {
+std::optional<Fetch> parse_pieces(std::span<const std::byte> body) {
   static_assert(sizeof(FetchPiece) == 8, "a piece is eight bytes on the wire");
   FrameReader reader(body);
   const auto groups = reader.number<std::uint32_t>();
@@ -165,6 +171,19 @@ std::optional<Fetch> parse_fetch(std::span<const std::byte> body) {
     if (count != 0) std::memcpy(pieces.data(), data.data(), data.size());
   }
   return reader.complete() ? std::optional(std::move(fetch)) : std::nullopt;
+}
+
+void write_sums(std::vector<std::byte>& out, const AttemptId& attempt, const Sums& sums) {
+  Frame frame(out, Kind::sums, attempt);
+  frame.body.number(sums.first_byte);
+  frame.body.bytes(sums.bytes);
+}
+
+std::optional<Sums> parse_sums(std::span<const std::byte> body) {
+  FrameReader reader(body);
+  Sums sums{.first_byte = reader.number<std::uint64_t>(), .bytes = {}};
+  sums.bytes = reader.bytes(reader.remaining());
+  return reader.complete() && !sums.bytes.empty() ? std::optional(sums) : std::nullopt;
 }
 
 void write_renew(std::vector<std::byte>& out, std::span<const Renewal> renewals) {

@@ -10,6 +10,7 @@
 
 #include "kvlink/error.hpp"
 #include "kvlink/ids.hpp"
+#include "kvlink/transport/integrity.hpp"
 #include "kvlink/transport/lane.hpp"
 
 namespace kvlink::handoff {
@@ -25,6 +26,8 @@ enum class Kind : std::uint8_t {
   valid = 7,    // source to target: the grant never lapsed, so what you read is right
   cancel = 8,   // target to source: I gave up
   renew = 9,    // target to source: I still read these; one frame a tick for all of them
+  check = 10,   // target to source, integrity: sum these pieces, which I am reading
+  sums = 11,    // source to target: some of the sums of its blocks, made while the grant lived
 };
 
 inline constexpr std::uint8_t kDialect = 1;
@@ -49,12 +52,14 @@ struct Claim {
   transport::Lane lane{};
   std::uint64_t first_token{};
   std::uint64_t end_token{};
-  std::uint32_t remaining_ms{};  // of the claimer's deadline, counted from sending
+  std::uint32_t remaining_ms{};      // of the claimer's deadline, counted from sending
+  transport::Integrity integrity{};  // that it demands; none: what the source offers
 };
 
 struct Grant {
   std::uint32_t remaining_ms{};  // of the lease, counted from sending
   std::uint64_t num_tokens{};
+  transport::Integrity integrity{};  // of this attempt: what was demanded, else what is offered
   std::vector<std::byte> payload;
   std::vector<std::vector<std::int32_t>> blocks;  // one table a group, from token 0
 };
@@ -75,6 +80,12 @@ struct Fetch {
   std::vector<std::vector<FetchPiece>> pieces;  // one list a group
 };
 
+/// A stretch of the sums that CHECK asked for.
+struct Sums {
+  std::uint64_t first_byte{};        // counted over all of them
+  std::span<const std::byte> bytes;  // of the frame
+};
+
 struct Renewal {
   AttemptId attempt;
   std::uint32_t lease_ms{};  // that it asks for, counted from receipt
@@ -87,7 +98,9 @@ struct Renewal {
 void write_claim(std::vector<std::byte>& out, const AttemptId& attempt, const Claim& claim);
 void write_grant(std::vector<std::byte>& out, const AttemptId& attempt, const Grant& grant);
 void write_refuse(std::vector<std::byte>& out, const AttemptId& attempt, const Failure& failure);
-void write_fetch(std::vector<std::byte>& out, const AttemptId& attempt, const Fetch& fetch);
+/// `kind`: FETCH or CHECK, which names pieces in the same way.
+void write_pieces(std::vector<std::byte>& out, Kind kind, const AttemptId& attempt, const Fetch& fetch);
+void write_sums(std::vector<std::byte>& out, const AttemptId& attempt, const Sums& sums);
 /// The header names no attempt: the body does.
 void write_renew(std::vector<std::byte>& out, std::span<const Renewal> renewals);
 void write_number(std::vector<std::byte>& out, Kind kind, const AttemptId& attempt, std::uint64_t number);
@@ -97,7 +110,8 @@ void write_empty(std::vector<std::byte>& out, Kind kind, const AttemptId& attemp
 [[nodiscard]] std::optional<Claim> parse_claim(std::span<const std::byte> body);
 [[nodiscard]] std::optional<Grant> parse_grant(std::span<const std::byte> body);
 [[nodiscard]] std::optional<Refuse> parse_refuse(std::span<const std::byte> body);
-[[nodiscard]] std::optional<Fetch> parse_fetch(std::span<const std::byte> body);
+[[nodiscard]] std::optional<Fetch> parse_pieces(std::span<const std::byte> body);
+[[nodiscard]] std::optional<Sums> parse_sums(std::span<const std::byte> body);
 [[nodiscard]] std::optional<std::vector<Renewal>> parse_renew(std::span<const std::byte> body);
 [[nodiscard]] std::optional<std::uint64_t> parse_number(std::span<const std::byte> body);
 

@@ -106,8 +106,29 @@ void OfferBook::on_claim(const PeerPtr& peer, const AttemptId& attempt, const Cl
   step_grant(offer, grant, grant == nullptr ? At::none : grant->at, On::claim, news);
 }
 
+void OfferBook::on_check(const PeerPtr& peer, const AttemptId& attempt, const Fetch& pieces) {
+  on_message(On::check, {.peer = peer, .attempt = attempt, .fetch = &pieces});
+}
+
 void OfferBook::on_fetch(const PeerPtr& peer, const AttemptId& attempt, const Fetch& fetch) {
   on_message(On::fetch, {.peer = peer, .attempt = attempt, .fetch = &fetch});
+}
+
+bool OfferBook::advance(GrantSums& sums) {
+  bool busy = sums.work->advance();
+  if (!sums.work->complete()) return busy;
+  const std::uint64_t all = sums.work->sums().size();
+  while (sums.sent_bytes != all) {
+    const std::uint64_t before = sums.sent_bytes;
+    if (sums.peer->channel) {
+      (void)sums.peer->channel->flush();
+      if (sums.peer->channel->wants_writable()) break;  // The loop wakes when the peer has read.
+      on_message(On::summed, {.peer = sums.peer, .attempt = sums.attempt, .sums = &sums});
+    }
+    if (sums.sent_bytes == before) sums.sent_bytes = all;  // The grant is gone, and with it whoever asked.
+    busy = true;
+  }
+  return busy;
 }
 
 void OfferBook::on_credit(const PeerPtr& peer, const AttemptId& attempt, std::uint64_t chunks) {
@@ -187,6 +208,10 @@ bool OfferBook::turn(std::int64_t now) noexcept {
   for (auto sender = senders_.begin(); sender != senders_.end();) {
     busy = (*sender)->advance() || busy;
     sender = (*sender)->drained() ? senders_.erase(sender) : std::next(sender);
+  }
+  for (auto sums = sums_.begin(); sums != sums_.end();) {
+    busy = advance(**sums) || busy;
+    sums = (*sums)->over() ? sums_.erase(sums) : std::next(sums);
   }
   return busy;
 }

@@ -23,6 +23,8 @@
 #include "kvlink/handoff/retired_ids.hpp"
 #include "kvlink/handoff/services.hpp"
 #include "kvlink/handoff/transitions.hpp"
+#include "kvlink/transport/integrity.hpp"
+#include "kvlink/transport/summing.hpp"
 
 namespace kvlink::handoff {
 
@@ -35,6 +37,7 @@ struct OfferRequest {
   std::int64_t ttl_ms{};  // what a renewal gives at most
   std::int64_t cap_ns{};  // no renewal goes past it
   std::uint32_t readers{1};
+  transport::Integrity integrity{};  // offered to readers that demand none
   std::vector<std::byte> payload;
 };
 
@@ -48,6 +51,7 @@ class OfferBook {
   void add(OfferRequest request);
 
   void on_claim(const PeerPtr& peer, const AttemptId& attempt, const Claim& claim);
+  void on_check(const PeerPtr& peer, const AttemptId& attempt, const Fetch& pieces);
   void on_fetch(const PeerPtr& peer, const AttemptId& attempt, const Fetch& fetch);
   void on_credit(const PeerPtr& peer, const AttemptId& attempt, std::uint64_t chunks);
   void on_confirm(const PeerPtr& peer, const AttemptId& attempt, std::uint64_t bytes);
@@ -61,10 +65,13 @@ class OfferBook {
   /// Expires leases and drives staged senders. Returns whether anything happened.
   bool turn(std::int64_t now) noexcept;
   [[nodiscard]] std::int64_t next_deadline() noexcept;
-  /// No staged sender reads this node's memory any more.
-  [[nodiscard]] bool drained() const noexcept { return senders_.empty(); }
+  /// No staged sender and no sum reads this node's memory any more.
+  [[nodiscard]] bool drained() const noexcept { return senders_.empty() && sums_.empty(); }
   /// After the threads that read have ended: lets go of what never drained by itself.
-  void drop_senders() noexcept { senders_.clear(); }
+  void drop_senders() noexcept {
+    senders_.clear();
+    sums_.clear();
+  }
 
   /// Whether a claim of it gets an answer now, and not only once its offer comes.
   [[nodiscard]] bool knows(const HandoffId& id);
@@ -72,12 +79,25 @@ class OfferBook {
   void refuse_parked(const Failure& failure);
 
  private:
+  /// The sums of what one grant's reader claimed, until they are sent.
+  struct GrantSums {
+    PeerPtr peer;
+    AttemptId attempt;
+    std::shared_ptr<transport::Summing> work;
+    std::uint64_t sent_bytes{0};
+
+    [[nodiscard]] bool over() const noexcept {
+      return work->drained() && (!work->complete() || sent_bytes == work->sums().size());
+    }
+  };
   struct Grant {
     At at{At::none};
     PeerPtr peer;
     AttemptId attempt;
     Claim claim;
+    transport::Integrity integrity{};
     std::shared_ptr<transport::StagedSender> sender{};  // staged lane only
+    std::shared_ptr<GrantSums> sums{};                  // with integrity only
   };
   struct Offer {
     At at{At::none};
@@ -101,7 +121,8 @@ class OfferBook {
     PeerPtr peer{};
     AttemptId attempt{};
     std::optional<Claim> claim{};
-    const Fetch* fetch{nullptr};
+    const Fetch* fetch{nullptr};  // of CHECK too
+    GrantSums* sums{nullptr};
     std::uint64_t bytes{0};
     std::uint32_t lease_ms{0};
     std::int64_t now{0};
@@ -119,6 +140,11 @@ class OfferBook {
   void send_grant(const Offer& offer, const Grant& grant);
   void send_refuse(const Offer* offer, const News& news);
   void start_sender(Offer& offer, Grant& grant, const News& news);
+  void start_sums(Offer& offer, Grant& grant, const News& news);
+  static void send_sums(const News& news);
+  void give_up(Offer& offer, Grant& grant, const News& news, const Error& error);
+  /// Sends what the connection takes. Returns whether it sent anything.
+  bool advance(GrantSums& sums);
   void extend_lease(Offer& offer, std::int64_t expires_ns);
   void settle(Offer& offer, std::optional<Failure> failure);
 
@@ -147,6 +173,7 @@ class OfferBook {
   std::deque<HandoffId> reasons_order_;                          // oldest first
   std::deque<Parked> parked_;                                    // bounded
   std::list<std::shared_ptr<transport::StagedSender>> senders_;  // until drained, though the offer be gone
+  std::list<std::shared_ptr<GrantSums>> sums_;                   // likewise
 };
 
 }  // namespace kvlink::handoff

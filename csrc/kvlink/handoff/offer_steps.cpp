@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cassert>
 #include <limits>
+#include <new>
 
 #include "kvlink/clock.hpp"
 #include "kvlink/handoff/offer_book.hpp"
@@ -13,6 +14,8 @@ namespace {
 /// Claims that may wait for their offers, over all peers, and for how long at most.
 constexpr std::size_t kParkedLimit = 4'096;
 constexpr std::int64_t kLongestParkMs = 60'000;
+/// Of one SUMS, so that other messages need not wait for long.
+constexpr std::size_t kMostSumBytes = std::size_t{1} << 20;
 
 [[nodiscard]] std::uint32_t remaining_ms(std::int64_t deadline_ns, std::int64_t now) noexcept {
   const std::int64_t left = std::max<std::int64_t>(0, (deadline_ns - now) / kNsPerMs);
@@ -23,6 +26,11 @@ constexpr std::int64_t kLongestParkMs = 60'000;
 [[nodiscard]] std::int64_t renewed_until(const OfferRequest& request, std::uint32_t asked_ms,
                                          std::int64_t now) noexcept {
   return now + std::min<std::int64_t>(asked_ms, request.ttl_ms) * kNsPerMs;
+}
+
+/// A source serves every demand; who demands nothing gets what the owner offers.
+[[nodiscard]] transport::Integrity integrity_of(const OfferRequest& request, const Claim& claim) noexcept {
+  return claim.integrity == transport::Integrity::none ? request.integrity : claim.integrity;
 }
 
 }  // namespace
@@ -50,6 +58,7 @@ Set<If> OfferBook::guards_of(const Offer* offer, const Grant* grant, const News&
   if (grant != nullptr) {
     holding.put(If::same_peer, grant->peer == news.peer);
     holding.put(If::same_attempt, grant->attempt == news.attempt);
+    holding.put(If::sums, grant->integrity != transport::Integrity::none);
   }
   return holding;
 }
@@ -87,8 +96,11 @@ void OfferBook::step_grant(Offer* offer, Grant* grant, At from, On event, const 
   if (row->to == At::granted && from == At::none) {
     ++news.peer->handoffs;
     news.peer->rate.begin(now_ns());
-    grant = &offer->grants.emplace_back(
-        Grant{.at = row->to, .peer = news.peer, .attempt = news.attempt, .claim = *news.claim});
+    grant = &offer->grants.emplace_back(Grant{.at = row->to,
+                                              .peer = news.peer,
+                                              .attempt = news.attempt,
+                                              .claim = *news.claim,
+                                              .integrity = integrity_of(offer->request, *news.claim)});
   } else if (row->to == At::parked) {
     const std::int64_t park_ms = std::min<std::int64_t>(news.claim->remaining_ms, kLongestParkMs);
     parked_.push_back(
@@ -192,8 +204,15 @@ void OfferBook::perform(Do action, Offer* offer, Grant* grant, const News& news)
     case Do::start_sender:
       start_sender(*offer, *grant, news);
       break;
+    case Do::start_sums:
+      start_sums(*offer, *grant, news);
+      break;
+    case Do::send_sums:
+      send_sums(news);
+      break;
     case Do::stop_sender:
       if (grant->sender) grant->sender->cancel();
+      if (grant->sums) grant->sums->work->cancel();
       break;
     case Do::tell_opened:
       step_offer(*offer, On::opened, news);
@@ -238,6 +257,7 @@ void OfferBook::send_grant(const Offer& offer, const Grant& grant) {
   write_grant(grant.peer->channel->outbox(), grant.attempt,
               handoff::Grant{.remaining_ms = remaining_ms(request.expires_ns, now_ns()),
                              .num_tokens = request.num_tokens,
+                             .integrity = grant.integrity,
                              .payload = request.payload,
                              .blocks = touched(request.blocks, services_.holds->groups(), 0, grant.claim.end_token)});
 }
@@ -249,12 +269,41 @@ void OfferBook::start_sender(Offer& offer, Grant& grant, const News& news) {
     senders_.push_back(grant.sender);
     grant.sender->start();
   } catch (const Error& error) {
-    // Told why, and then as if the reader had given up.
-    News refused = news;
-    refused.failure = Failure{error.code(), error.what()};
-    send_refuse(&offer, refused);
-    step_grant(&offer, &grant, grant.at, On::cancel, news);
+    give_up(offer, grant, news, error);
   }
+}
+
+void OfferBook::give_up(Offer& offer, Grant& grant, const News& news, const Error& error) {
+  // Told why, and then as if the reader had given up.
+  News refused = news;
+  refused.failure = Failure{error.code(), error.what()};
+  send_refuse(&offer, refused);
+  step_grant(&offer, &grant, grant.at, On::cancel, news);
+}
+
+void OfferBook::start_sums(Offer& offer, Grant& grant, const News& news) {
+  try {
+    auto plan = plan_of_fetch(*news.peer, *news.fetch, offer.request.blocks, services_.holds->groups());
+    auto cells = std::make_shared<const plan::SumCells>(std::move(plan), plan::Sides::source);
+    auto work = std::make_shared<transport::Summing>(std::move(cells), grant.integrity, services_.memory,
+                                                     *services_.copy_threads, services_.waker);
+    grant.sums =
+        std::make_shared<GrantSums>(GrantSums{.peer = news.peer, .attempt = news.attempt, .work = std::move(work)});
+    sums_.push_back(grant.sums);
+    grant.sums->work->start();
+  } catch (const Error& error) {
+    give_up(offer, grant, news, error);
+  } catch (const std::bad_alloc&) {
+    give_up(offer, grant, news, Error(Code::out_of_memory, "the source has no memory for the sums of this handoff"));
+  }
+}
+
+void OfferBook::send_sums(const News& news) {
+  GrantSums& sums = *news.sums;
+  const auto rest = sums.work->sums().subspan(sums.sent_bytes);
+  const auto now = rest.first(std::min(rest.size(), kMostSumBytes));
+  write_sums(news.peer->channel->outbox(), news.attempt, {.first_byte = sums.sent_bytes, .bytes = now});
+  sums.sent_bytes += now.size();
 }
 
 void OfferBook::extend_lease(Offer& offer, std::int64_t expires_ns) {

@@ -42,6 +42,11 @@ void PullBook::on_valid(const PeerPtr& peer, const AttemptId& attempt) {
             {.peer = peer, .failure = Failure{Code::protocol_error, "VALID came without CONFIRM"}});
 }
 
+void PullBook::on_sums(const PeerPtr& peer, const AttemptId& attempt, const Sums& sums) {
+  const Failure unasked{Code::protocol_error, "the source sent sums that were not asked for"};
+  step_part(find(attempt), On::sums, {.peer = peer, .sums = &sums, .failure = unasked});
+}
+
 void PullBook::on_refuse(const PeerPtr& peer, const AttemptId& attempt, const Refuse& refuse) {
   step_part(find(attempt), On::refuse, {.peer = peer, .failure = Failure{refuse.code, refuse.message}});
 }
@@ -60,7 +65,8 @@ void PullBook::admit() {
 }
 
 bool PullBook::advance(Part& part) {
-  const bool busy = part.transfer->advance();
+  bool busy = part.transfer->advance();
+  if (part.summing) busy = part.summing->advance() || busy;
   if (part.receiver && part.at == At::moving) {
     const std::uint32_t credits = part.receiver->take_credits();
     if (credits != 0 && part.peer->channel) {
@@ -118,7 +124,7 @@ bool PullBook::turn(std::int64_t now) noexcept {
     if (!part) continue;
     busy = advance(*part) || busy;
     step_part(part, On::turn, {.peer = part->peer});
-    if (part->at == At::moving || part->at == At::draining) {
+    if (part->at == At::moving || part->at == At::checking || part->at == At::draining) {
       moving_.push_back(attempt);
     } else {
       busy = true;

@@ -19,6 +19,9 @@
 #include "kvlink/handoff/services.hpp"
 #include "kvlink/handoff/transitions.hpp"
 #include "kvlink/plan/copy_plan.hpp"
+#include "kvlink/plan/sum_cells.hpp"
+#include "kvlink/transport/integrity.hpp"
+#include "kvlink/transport/summing.hpp"
 
 namespace kvlink::handoff {
 
@@ -39,6 +42,7 @@ struct PullRequest {
   std::int64_t submitted_ns{};
   std::int64_t deadline_ns{};
   std::optional<transport::Lane> lane;  // required; none: each peer's best
+  transport::Integrity integrity{};     // demanded; none: as each source offers
 };
 
 class PullBook {
@@ -53,6 +57,7 @@ class PullBook {
   void on_peer_ready(const PeerPtr& peer);
   void on_grant(const PeerPtr& peer, const AttemptId& attempt, Grant grant);
   void on_refuse(const PeerPtr& peer, const AttemptId& attempt, const Refuse& refuse);
+  void on_sums(const PeerPtr& peer, const AttemptId& attempt, const Sums& sums);
   void on_valid(const PeerPtr& peer, const AttemptId& attempt);
   void on_peer_lost(const PeerPtr& peer);
 
@@ -76,11 +81,13 @@ class PullBook {
     PullRequest request;
     std::size_t parts_unmoved{};  // parts whose bytes are not all here
     std::size_t parts_invalid{};  // parts without VALID
+    std::size_t parts_unsound{};  // parts whose sums differ
     std::size_t parts_live{};     // parts that may still write
     Result result{};              // grows until it is handed to the handle
     std::int64_t claimed_ns{0};   // the latest of the parts, as are the next two
     std::int64_t granted_ns{0};
     std::int64_t moved_ns{0};
+    std::int64_t checked_ns{0};
     std::int64_t started_ns{0};  // the earliest of the parts
     std::uint64_t post_ns{0};
   };
@@ -98,6 +105,16 @@ class PullBook {
     std::shared_ptr<const plan::Plan> plan{};
     std::shared_ptr<transport::Transfer> transfer{};
     std::shared_ptr<transport::StagedReceiver> receiver{};
+    // With integrity only.
+    transport::Integrity integrity{};
+    std::shared_ptr<const plan::SumCells> cells{};
+    std::vector<std::byte> source_sums{};           // as far as they have come
+    std::shared_ptr<transport::Summing> summing{};  // of what has arrived
+    bool checked{false};                            // both are complete and compared
+
+    [[nodiscard]] std::uint64_t total_sum_bytes() const noexcept {
+      return cells ? cells->count() * sum_bytes(integrity) : 0;
+    }
   };
   using PartPtr = std::shared_ptr<Part>;
 
@@ -105,6 +122,7 @@ class PullBook {
   struct News {
     PeerPtr peer{};  // whom it is from
     Grant* grant{nullptr};
+    const Sums* sums{nullptr};
     std::optional<Failure> failure{};  // what it means, should the row say that the pull fails
   };
   /// Why a pull ends before its time.
@@ -129,14 +147,22 @@ class PullBook {
   /// What a pull wants by a template; the blocks of the source are not known.
   [[nodiscard]] static plan::Plan wanted_of(const PullRequest& request,
                                             const std::shared_ptr<const plan::Template>& geometry);
-  static void note_missing(const plan::Plan& plan, Result& result);
+  static void note_missing(const plan::Template& geometry, std::span<const plan::FailedRange> ranges, Result& result);
+  static void note_all_of(const plan::Plan& plan, Result& result);
   void note_all_missing(const Pull& pull, Result& result) const;
+  void note_corruption(Pull& pull);
+  [[nodiscard]] static std::vector<plan::FailedRange> differing(const Part& part);
+  [[nodiscard]] std::uint64_t valid_prefix_of(const Pull& pull) const;
   void note_success(Pull& pull);
   void settle(Pull& pull);
   void send_claim(Part& part);
   void make_plan(const PartPtr& part, Grant& grant);
   [[nodiscard]] std::shared_ptr<const plan::Plan> plan_of(const Part& part, const Grant& grant) const;
   void start_transfer(const PartPtr& part);
+  void perform_check(Do action, const PartPtr& part, const News& news);
+  static void send_check(Part& part);
+  void sum_blocks(const PartPtr& part);
+  void take_sums(const PartPtr& part, const Sums& sums);
   void fail(const PartPtr& part, const Failure& failure);
   [[nodiscard]] static Failure failure_of(const Part& part, const News& news);
 

@@ -29,6 +29,7 @@ namespace {
   if (at == At::claiming) return State::claiming;
   if (at == At::waiting) return State::waiting;
   if (at == At::moving) return State::moving;
+  if (at == At::checking) return State::checking;
   return std::nullopt;
 }
 
@@ -37,6 +38,7 @@ namespace {
 Set<If> PullBook::guards_of(const Pull& pull) {
   Set<If> holding;
   holding.put(If::all_parts_moved, pull.parts_unmoved == 0);
+  holding.put(If::all_parts_sound, pull.parts_unsound == 0);
   holding.put(If::all_parts_valid, pull.parts_invalid == 0);
   holding.put(If::all_parts_gone, pull.parts_live == 0);
   return holding;
@@ -47,9 +49,12 @@ Set<If> PullBook::guards_of(const Part& part, const News& news) {
   holding.put(If::same_peer, part.peer == news.peer);
   if (part.at == At::connecting) holding.put(If::lane_fits, lane_fits(*part.peer, part.pull->request.lane));
   holding.put(If::has_bytes, part.plan && part.plan->total_bytes() != 0);
-  const bool drained = !part.transfer || part.transfer->drained();
+  const bool drained = (!part.transfer || part.transfer->drained()) && (!part.summing || part.summing->drained());
   holding.put(If::drained, drained);
   holding.put(If::all_arrived, drained && part.transfer && all_arrived(*part.transfer, *part.plan));
+  holding.put(If::sums, part.integrity != transport::Integrity::none);
+  holding.put(If::sums_here,
+              part.summing && part.summing->complete() && part.source_sums.size() == part.total_sum_bytes());
   return holding;
 }
 
@@ -76,14 +81,18 @@ void PullBook::enter(const PartPtr& part, At to) {
   part->at = to;
   if (const auto state = shown_state(to)) pull->request.handle->set_state(*state);
   if (to == At::valid) --pull->parts_invalid;
+  const bool arrived = to == At::checking || (to == At::moved && !part->summing);
+  if (arrived && part->transfer) {
+    pull->moved_ns = now_ns();
+    pull->post_ns += part->transfer->post_ns();
+  }
   if (to == At::moved) {
     --pull->parts_unmoved;
-    if (part->transfer) {
-      pull->moved_ns = now_ns();
-      pull->post_ns += part->transfer->post_ns();
-    }
+    part->checked = part->summing != nullptr;
+    if (part->checked) pull->checked_ns = now_ns();
+    if (part->checked && !std::ranges::equal(part->source_sums, part->summing->sums())) ++pull->parts_unsound;
   }
-  if (to == At::moved || to == At::none) {
+  if (arrived || to == At::none) {
     window_.leave(part->attempt);
     if (part->receiver) services_.router->detach(part->attempt);
   }
@@ -114,6 +123,9 @@ void PullBook::perform(Do action, const PullPtr& pull, const Cause* cause) {
       break;
     case Do::quarantine:
       quarantine(*pull);
+      break;
+    case Do::note_corruption:
+      note_corruption(*pull);
       break;
     case Do::free_exclusive:
       services_.holds->release_exclusive(pull->request.written);
@@ -148,6 +160,7 @@ void PullBook::perform(Do action, const PartPtr& part, const News& news) {
       break;
     case Do::cancel_transfer:
       if (part->transfer) part->transfer->cancel();
+      if (part->summing) part->summing->cancel();
       // One that still writes rings the bell when it stops; one that does not would never ring.
       step_part(part, On::turn, news);
       break;
@@ -194,7 +207,7 @@ void PullBook::perform(Do action, const PartPtr& part, const News& news) {
       step_pull(part->pull, On::gone);
       break;
     default:
-      assert(false && "a row asks a part for what only another machine does");
+      perform_check(action, part, news);
   }
 }
 
@@ -227,7 +240,8 @@ void PullBook::send_claim(Part& part) {
               {.lane = part.lane,
                .first_token = pull.request.skip_tokens,
                .end_token = pull.request.num_tokens,
-               .remaining_ms = static_cast<std::uint32_t>(std::min<std::int64_t>(left_ms, UINT32_MAX))});
+               .remaining_ms = static_cast<std::uint32_t>(std::min<std::int64_t>(left_ms, UINT32_MAX)),
+               .integrity = pull.request.integrity});
 }
 
 std::shared_ptr<const plan::Plan> PullBook::plan_of(const Part& part, const Grant& grant) const {
@@ -237,6 +251,12 @@ std::shared_ptr<const plan::Plan> PullBook::plan_of(const Part& part, const Gran
     throw Error(Code::protocol_error, "the ticket says " + std::to_string(request.num_tokens) +
                                           " tokens, the source granted " + std::to_string(grant.num_tokens));
   }
+  if (request.integrity != transport::Integrity::none && grant.integrity != request.integrity) {
+    throw Error(Code::protocol_error, "this node demands the checksum " +
+                                          std::string(transport::integrity_name(request.integrity)) +
+                                          ", and the source granted without it");
+  }
+  if (grant.integrity != transport::Integrity::none || part.lane == transport::Lane::staged) check_pieces(geometry);
   std::vector<plan::GroupTables> tables;
   for (const plan::GroupGeometry& group : geometry.groups()) {
     if (group.source_index >= grant.blocks.size()) {
@@ -255,6 +275,7 @@ void PullBook::make_plan(const PartPtr& part, Grant& grant) {
   } catch (const Error& error) {
     return fail(part, {error.code(), error.what()});
   }
+  part->integrity = grant.integrity;
   if (part->first) part->pull->result.payload = std::move(grant.payload);
   step_part(part, On::planned, {.peer = part->peer});
 }
@@ -272,7 +293,7 @@ void PullBook::start_transfer(const PartPtr& part) {
   if (part->receiver) services_.router->attach(part->attempt, part->receiver);
   part->transfer->start();
   if (part->receiver && part->peer->channel) {
-    write_fetch(part->peer->channel->outbox(), part->attempt, fetch_of_plan(*part->plan));
+    write_pieces(part->peer->channel->outbox(), Kind::fetch, part->attempt, fetch_of_plan(*part->plan));
   }
 }
 
@@ -322,9 +343,8 @@ plan::Plan PullBook::wanted_of(const PullRequest& request, const std::shared_ptr
   return {geometry, plan::wanted_of_groups(*geometry, tables, request.skip_tokens, request.num_tokens)};
 }
 
-void PullBook::note_missing(const plan::Plan& plan, Result& result) {
-  const plan::Template& geometry = plan.geometry();
-  for (const plan::FailedRange& range : plan.describe({0, plan.total_bytes()})) {
+void PullBook::note_missing(const plan::Template& geometry, std::span<const plan::FailedRange> ranges, Result& result) {
+  for (const plan::FailedRange& range : ranges) {
     result.failed.push_back({.group = geometry.groups()[range.group].name,
                              .layer = geometry.layers()[range.layer],
                              .component = std::string(plan::component_name(range.component)),
@@ -333,6 +353,10 @@ void PullBook::note_missing(const plan::Plan& plan, Result& result) {
                              .first_token = range.first_token,
                              .end_token = range.end_token});
   }
+}
+
+void PullBook::note_all_of(const plan::Plan& plan, Result& result) {
+  note_missing(plan.geometry(), plan.describe({0, plan.total_bytes()}), result);
 }
 
 void PullBook::note_all_missing(const Pull& pull, Result& result) const {
@@ -346,11 +370,16 @@ void PullBook::note_all_missing(const Pull& pull, Result& result) const {
   }
   if (!shares_known) {
     // Who was to bring what is elected from the layouts of all sources: until then all of it is missing.
-    if (services_.own_template) note_missing(wanted_of(pull.request, services_.own_template), result);
+    if (services_.own_template) note_all_of(wanted_of(pull.request, services_.own_template), result);
     return;
   }
   for (const PartPtr& part : parts) {
-    note_missing(part->plan ? *part->plan : wanted_of(pull.request, part->peer->layout_template), result);
+    const auto& geometry = part->peer->layout_template;
+    if (part->checked) {
+      note_missing(*geometry, differing(*part), result);
+    } else {
+      note_all_of(part->plan ? *part->plan : wanted_of(pull.request, geometry), result);
+    }
   }
 }
 
@@ -361,8 +390,7 @@ void PullBook::note_failure(Pull& pull, const Cause& cause) {
                                                    cause.culprit->title() + ": " + cause.failure.message};
   result.bytes = 0;
   result.payload.clear();
-  // Without VALID no byte that was read may be called right, so only what the caller had before counts (P1, P4).
-  result.valid_prefix_tokens = pull.request.skip_tokens;
+  result.valid_prefix_tokens = valid_prefix_of(pull);
   for (const PartRequest& request : pull.request.parts) {
     const PartPtr part = find(request.attempt);
     if (!part) continue;
@@ -375,11 +403,13 @@ void PullBook::settle(Pull& pull) {
   const auto handle = pull.request.handle;
   const std::int64_t now = now_ns();
   const std::int64_t moved_ns = pull.moved_ns != 0 ? pull.moved_ns : pull.granted_ns;
+  const std::int64_t checked_ns = pull.checked_ns != 0 ? pull.checked_ns : moved_ns;
   pull.result.phases_s = {{"connect", seconds(pull.request.submitted_ns, pull.claimed_ns)},
                           {"claim", seconds(pull.claimed_ns, pull.granted_ns)},
                           {"post", static_cast<double>(pull.post_ns) * 1e-9},
                           {"move", seconds(pull.started_ns, pull.moved_ns)},
-                          {"confirm", seconds(moved_ns, now)},
+                          {"check", seconds(moved_ns, checked_ns)},
+                          {"confirm", seconds(checked_ns, now)},
                           {"total", seconds(pull.request.submitted_ns, now)}};
   services_.counters.live.fetch_sub(1);
   deadlines_.erase({pull.request.deadline_ns, handle->id()});

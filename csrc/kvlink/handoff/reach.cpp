@@ -155,7 +155,9 @@ Reach::Started Reach::make_transfer(Lane lane, std::shared_ptr<const plan::Plan>
   }
   auto make = one_sided(lane, services, peer);
   if (services.faults) {
-    return {std::make_shared<transport::FaultyTransfer>(std::move(plan), std::move(make), services.faults), nullptr};
+    return {
+        std::make_shared<transport::FaultyTransfer>(std::move(plan), std::move(make), services.memory, services.faults),
+        nullptr};
   }
   return {make(std::move(plan)), nullptr};
 }

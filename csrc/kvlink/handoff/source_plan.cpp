@@ -1,5 +1,6 @@
 #include "kvlink/handoff/source_plan.hpp"
 
+#include <limits>
 #include <unordered_set>
 
 namespace kvlink::handoff {
@@ -15,8 +16,14 @@ std::shared_ptr<const plan::Plan> plan_of_fetch(const Peer& peer, const Fetch& f
   for (std::size_t g = 0; g < geometry.size(); ++g) {
     const std::size_t own = geometry[g].source_index;
     const std::unordered_set<std::int32_t> allowed(offered[own].begin(), offered[own].end());
+    // A reader wants each token once: whoever lists more only makes work.
+    const std::uint64_t most_tokens = std::uint64_t{groups[own].block_tokens} * allowed.size();
     std::uint64_t sequence_token = 0;
     for (const FetchPiece& piece : fetch.pieces[g]) {
+      if (piece.tokens > most_tokens - sequence_token) {
+        throw Error(Code::protocol_error, "the pieces of group '" + groups[own].name + "' have more tokens than the " +
+                                              std::to_string(allowed.size()) + " blocks that are offered");
+      }
       if (piece.block < 0 || !allowed.contains(piece.block)) {
         throw Error(Code::not_offered, "block " + std::to_string(piece.block) + " of group '" + groups[own].name +
                                            "' does not belong to the offer");
@@ -31,6 +38,18 @@ std::shared_ptr<const plan::Plan> plan_of_fetch(const Peer& peer, const Fetch& f
     }
   }
   return std::make_shared<plan::Plan>(peer.layout_template, std::move(pairs));
+}
+
+void check_pieces(const plan::Template& geometry) {
+  constexpr std::uint32_t kMostTokens = std::numeric_limits<std::uint16_t>::max();
+  for (const plan::GroupGeometry& group : geometry.groups()) {
+    if (group.source_block_tokens > kMostTokens) {
+      throw Error(Code::layout_mismatch, "group '" + group.name + "' has blocks of " +
+                                             std::to_string(group.source_block_tokens) +
+                                             " tokens at the source, and FETCH and CHECK name at most " +
+                                             std::to_string(kMostTokens) + ": use another lane without integrity");
+    }
+  }
 }
 
 Fetch fetch_of_plan(const plan::Plan& plan) {

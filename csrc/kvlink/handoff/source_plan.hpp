@@ -1,4 +1,4 @@
-// What a target's FETCH asks of this node's memory, checked against what it was granted.
+// What a target's FETCH or CHECK asks of this node's memory, checked against what it was granted.
 #pragma once
 
 #include <memory>
@@ -17,6 +17,9 @@ namespace kvlink::handoff {
 [[nodiscard]] std::shared_ptr<const plan::Plan> plan_of_fetch(const Peer& peer, const Fetch& fetch,
                                                               const BlockTables& offered,
                                                               const std::vector<Group>& groups);
+
+/// Whether pieces of such blocks can be written. Throws Error(layout_mismatch) if not.
+void check_pieces(const plan::Template& geometry);
 
 /// The target's side of the same: the pieces that the pairs of `plan` read.
 [[nodiscard]] Fetch fetch_of_plan(const plan::Plan& plan);

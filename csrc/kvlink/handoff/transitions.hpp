@@ -31,6 +31,7 @@ enum class At : std::uint8_t {
   // grant
   parked,
   sending,  // staged lane: granted, and the source sends
+  summing,  // granted, and the source sums its blocks; or has, and waits for CONFIRM
   // pull
   open,
   stopping,  // the outcome is known, and the parts are told to stop
@@ -42,6 +43,7 @@ enum class At : std::uint8_t {
   planning,
   waiting,
   moving,
+  checking,  // everything has arrived; until both sides have summed it
   moved,
   confirming,  // of a pull: every part is
   valid,
@@ -58,12 +60,14 @@ enum class On : std::uint8_t {
   lapse,
   // A reader sends.
   claim,
+  check,  // integrity: sum what I claimed
   fetch,
   confirm,  // of a part: every part of its pull has moved
   renew,
   // A source sends.
   grant,
   refuse,
+  sums,
   valid,
   // A connection is there, or gone.
   ready,
@@ -73,6 +77,7 @@ enum class On : std::uint8_t {
   admit,
   turn,
   threads_gone,
+  summed,  // some of the sums of a grant can be sent
   // One machine tells another of its side.
   opened,
   read,
@@ -100,9 +105,12 @@ enum class If : std::uint8_t {
   within_cap,       // what is asked for ends before the offer's cap
   lane_fits,        // the lane that is required leads to the source
   has_bytes,        // the source delivers something
-  drained,          // no thread, operation or chunk of the part writes blocks
+  drained,          // no thread, operation or chunk of the part touches blocks
   all_arrived,      // the transfer has drained, and brought every byte of the plan
+  sums,             // the grant is one with integrity
+  sums_here,        // both sides have summed everything, and the target has all of it
   all_parts_moved,  // of the pull
+  all_parts_sound,  // no sum of any part differs between the two sides
   all_parts_valid,
   all_parts_gone,
 };
@@ -125,6 +133,8 @@ enum class Do : std::uint8_t {
   count_refused,
   count_reader,
   start_sender,
+  start_sums,
+  send_sums,
   stop_sender,
   tell_opened,
   tell_renew,
@@ -137,15 +147,19 @@ enum class Do : std::uint8_t {
   note_success,
   note_failure,
   quarantine,
+  note_corruption,
   free_exclusive,
   // part
   send_claim,
+  send_check,
   send_confirm,
   send_cancel,
   make_plan,
   queue,
   start_transfer,
   cancel_transfer,
+  sum_blocks,
+  take_sums,
   start_renewing,
   stop_renewing,
   count_valid,
@@ -213,12 +227,15 @@ struct Row {
 }
 
 /// States of a part.
-inline constexpr Set<At> kUnfinished{At::connecting, At::claiming, At::planning,  At::waiting,
-                                     At::moving,     At::moved,    At::confirming};
-inline constexpr Set<At> kLive{At::connecting, At::claiming, At::planning,   At::waiting,
-                               At::moving,     At::moved,    At::confirming, At::valid};
-inline constexpr Set<At> kAnywhere{At::none,   At::connecting, At::claiming,   At::planning, At::waiting,
-                                   At::moving, At::moved,      At::confirming, At::valid,    At::draining};
+inline constexpr Set<At> kUnfinished{At::connecting, At::claiming, At::planning, At::waiting,
+                                     At::moving,     At::checking, At::moved,    At::confirming};
+inline constexpr Set<At> kLive{At::connecting, At::claiming, At::planning,   At::waiting, At::moving,
+                               At::checking,   At::moved,    At::confirming, At::valid};
+inline constexpr Set<At> kAnywhere{At::none,     At::connecting, At::claiming,   At::planning, At::waiting, At::moving,
+                                   At::checking, At::moved,      At::confirming, At::valid,    At::draining};
+/// States of a grant.
+inline constexpr Set<At> kReading{At::granted, At::summing, At::sending};
+inline constexpr Set<At> kReadingOrNot{At::none, At::granted, At::summing, At::sending};
 
 // clang-format off
 inline constexpr Row kTransitions[] = {
@@ -241,32 +258,42 @@ inline constexpr Row kTransitions[] = {
     {Machine::grant, At::none, On::claim,
      {If::known, If::tokens_fit, If::reader_left}, At::granted, {Do::tell_opened, Do::send_grant}},
     {Machine::grant, At::none, On::claim, {If::may_park}, At::parked, {}},
-    {Machine::grant, {At::none, At::granted, At::sending}, On::claim,
+    {Machine::grant, kReadingOrNot, On::claim,
      {}, At::same, {Do::count_refused, Do::send_refuse}},
     {Machine::grant, At::parked, On::opened, {}, At::none, {Do::claim_again}},
     {Machine::grant, At::parked, On::lapse, {}, At::none, {Do::count_refused, Do::send_refuse}},
     {Machine::grant, At::parked, On::cancel, {If::same_peer, If::same_attempt}, At::none, {}},
     {Machine::grant, At::parked, On::peer_lost, {If::same_peer}, At::none, {}},
-    {Machine::grant, At::granted, On::fetch,
+    // While the bytes move: the source reads its blocks once more, on its copy threads.
+    {Machine::grant, At::granted, On::check,
+     {If::same_peer, If::same_attempt, If::sums}, At::summing, {Do::start_sums}},
+    {Machine::grant, kReadingOrNot, On::check, {}, At::same, {Do::count_stale}},
+    // Sums are sent only while the grant lives, so what they are of is what was offered. Gone, nobody asks for them.
+    {Machine::grant, {At::summing, At::sending}, On::summed,
+     {If::same_peer, If::same_attempt}, At::same, {Do::send_sums}},
+    {Machine::grant, {At::granted, At::summing}, On::fetch,
      {If::same_peer, If::same_attempt}, At::sending, {Do::start_sender}},
-    {Machine::grant, {At::none, At::granted, At::sending}, On::fetch, {}, At::same, {Do::count_stale}},
-    {Machine::grant, {At::granted, At::sending}, On::renew,
+    {Machine::grant, kReadingOrNot, On::fetch, {}, At::same, {Do::count_stale}},
+    {Machine::grant, kReading, On::renew,
      {If::same_peer, If::same_attempt}, At::same, {Do::tell_renew}},
-    {Machine::grant, {At::none, At::granted, At::sending}, On::renew, {}, At::same, {Do::count_stale}},
-    {Machine::grant, {At::granted, At::sending}, On::confirm,
+    {Machine::grant, kReadingOrNot, On::renew, {}, At::same, {Do::count_stale}},
+    {Machine::grant, kReading, On::confirm,
      {If::same_peer, If::same_attempt}, At::none, {Do::count_reader, Do::send_valid, Do::stop_sender, Do::tell_read}},
     // The grant lapsed while its bytes were on their way: what was read may be anything (P1).
-    {Machine::grant, {At::none, At::granted, At::sending}, On::confirm,
+    {Machine::grant, kReadingOrNot, On::confirm,
      {}, At::same, {Do::count_stale, Do::send_refuse}},
-    {Machine::grant, {At::granted, At::sending}, On::cancel,
+    {Machine::grant, kReading, On::cancel,
      {If::same_peer, If::same_attempt}, At::none, {Do::stop_sender, Do::tell_dropped}},
-    {Machine::grant, {At::granted, At::sending}, On::peer_lost,
+    {Machine::grant, kReading, On::peer_lost,
      {If::same_peer}, At::none, {Do::stop_sender, Do::tell_dropped}},
-    {Machine::grant, {At::granted, At::sending}, On::over, {}, At::none, {Do::stop_sender, Do::send_refuse}},
+    {Machine::grant, kReading, On::over, {}, At::none, {Do::stop_sender, Do::send_refuse}},
 
     {Machine::pull, At::none, On::submit, {}, At::open, {Do::ask_parts}},
     // All sources are asked at once, at the end: none may count this reader while another can still fail.
-    {Machine::pull, At::open, On::moved, {If::all_parts_moved}, At::confirming, {Do::confirm_parts}},
+    {Machine::pull, At::open, On::moved,
+     {If::all_parts_moved, If::all_parts_sound}, At::confirming, {Do::confirm_parts}},
+    // Only now, so that it names exactly what is wrong, of all sources.
+    {Machine::pull, At::open, On::moved, {If::all_parts_moved}, At::stopping, {Do::note_corruption, Do::stop_parts}},
     {Machine::pull, At::confirming, On::valid, {If::all_parts_valid}, At::stopping, {Do::note_success, Do::stop_parts}},
     {Machine::pull, {At::open, At::confirming}, {On::fail, On::cancel, On::deadline, On::close},
      {}, At::stopping, {Do::note_failure, Do::stop_parts}},
@@ -282,23 +309,29 @@ inline constexpr Row kTransitions[] = {
     {Machine::part, At::claiming, On::grant, {If::same_peer}, At::planning, {Do::start_renewing, Do::make_plan}},
     {Machine::part, At::planning, On::planned, {If::has_bytes}, At::waiting, {Do::queue}},
     {Machine::part, At::planning, On::planned, {}, At::moved, {Do::tell_moved}},
+    {Machine::part, At::waiting, On::admit, {If::sums}, At::moving, {Do::send_check, Do::start_transfer}},
     {Machine::part, At::waiting, On::admit, {}, At::moving, {Do::start_transfer}},
+    {Machine::part, At::moving, On::turn, {If::all_arrived, If::sums}, At::checking, {Do::sum_blocks}},
     {Machine::part, At::moving, On::turn, {If::all_arrived}, At::moved, {Do::tell_moved}},
     {Machine::part, At::moving, On::turn, {If::drained}, At::moved, {Do::tell_fail}},
+    {Machine::part, {At::moving, At::checking}, On::sums, {If::same_peer}, At::same, {Do::take_sums}},
+    {Machine::part, At::checking, On::turn, {If::sums_here}, At::moved, {Do::tell_moved}},
     {Machine::part, At::moved, On::confirm, {}, At::confirming, {Do::send_confirm}},
     {Machine::part, At::confirming, On::valid,
      {If::same_peer}, At::valid, {Do::stop_renewing, Do::count_valid, Do::tell_valid}},
-    // A source that grants twice or unasked, or says VALID without CONFIRM or twice, cannot be trusted.
+    // A source that grants twice or unasked, sums unasked, or says VALID without CONFIRM or twice, cannot be trusted.
     {Machine::part, kLive, On::grant, {If::same_peer}, At::same, {Do::tell_fail}},
     {Machine::part, kLive, On::valid, {If::same_peer}, At::same, {Do::tell_fail}},
+    {Machine::part, kLive, On::sums, {If::same_peer}, At::same, {Do::tell_fail}},
     {Machine::part, kLive, On::refuse, {If::same_peer}, At::same, {Do::tell_fail}},
-    {Machine::part, kAnywhere, {On::grant, On::refuse, On::valid}, {}, At::same, {Do::count_stale}},
+    {Machine::part, kAnywhere, {On::grant, On::sums, On::refuse, On::valid}, {}, At::same, {Do::count_stale}},
     // A part that is VALID does not need its source any more.
     {Machine::part, kUnfinished, On::peer_lost, {If::same_peer}, At::same, {Do::tell_fail}},
     {Machine::part, {At::connecting, At::valid}, On::stop, {}, At::none, {}},
     {Machine::part, {At::claiming, At::planning, At::waiting, At::moved, At::confirming}, On::stop,
      {}, At::none, {Do::stop_renewing, Do::send_cancel}},
-    {Machine::part, At::moving, On::stop, {}, At::draining, {Do::stop_renewing, Do::send_cancel, Do::cancel_transfer}},
+    {Machine::part, {At::moving, At::checking}, On::stop,
+     {}, At::draining, {Do::stop_renewing, Do::send_cancel, Do::cancel_transfer}},
     {Machine::part, At::draining, On::turn, {If::drained}, At::none, {Do::tell_gone}},
     {Machine::part, At::draining, On::threads_gone, {}, At::none, {Do::tell_gone}},
 };

@@ -17,6 +17,7 @@ struct FaultScript {
   double delay_ms{};   // each piece waits up to so long, in order unless reordered
   double drop{};       // share of the pieces that never arrive
   double duplicate{};  // share of the pieces that arrive a second time, later
+  double corrupt{};    // share of the pieces in which a bit turns over on the way
   bool reorder{};
   std::optional<std::uint64_t> fail_after_bytes;  // the lane fails once so many are on their way
   std::uint32_t no_resource{};                    // how often posting a piece is refused first
@@ -31,6 +32,7 @@ struct FaultCounts {
   std::atomic<std::uint64_t> pieces{0};
   std::atomic<std::uint64_t> dropped{0};
   std::atomic<std::uint64_t> duplicated{0};
+  std::atomic<std::uint64_t> corrupted{0};
   std::atomic<std::uint64_t> refused{0};
   std::atomic<std::uint64_t> failed{0};
   std::atomic<std::uint64_t> late{0};    // pieces that were posted after the transfer was cancelled
@@ -42,7 +44,7 @@ class FaultDraws {
  public:
   FaultDraws(std::uint64_t seed, std::uint64_t transfer) noexcept : key_(mix(seed ^ mix(transfer))) {}
 
-  enum class Purpose : std::uint64_t { drop = 1, duplicate, delay, again, order };
+  enum class Purpose : std::uint64_t { drop = 1, duplicate, delay, again, order, corrupt, where };
 
   /// A number in [0, 1).
   [[nodiscard]] double draw(std::uint64_t piece, Purpose purpose) const noexcept {

@@ -26,8 +26,10 @@ class CopiedData final : public ReceivedData::Owner {
  public:
   explicit CopiedData(std::span<const std::byte> bytes) : bytes_(bytes.begin(), bytes.end()) {}
   void release(const void*) noexcept override {}
-  [[nodiscard]] static ReceivedData of(std::span<const std::byte> bytes) {
+  /// `wrong`: the place of a byte in which a bit turns over.
+  [[nodiscard]] static ReceivedData of(std::span<const std::byte> bytes, std::optional<std::size_t> wrong = {}) {
     auto copy = std::make_shared<CopiedData>(bytes);
+    if (wrong && *wrong < copy->bytes_.size()) copy->bytes_[*wrong] ^= std::byte{1};
     const std::span<const std::byte> copied = copy->bytes_;
     return {std::move(copy), copied};
   }
@@ -72,6 +74,11 @@ void FaultyReceiver::hold(const ChunkHeader& header, ReceivedData data) {
   if (draws_.draw(number, Purpose::duplicate) < script.duplicate) {
     held_.push_back({.due_ns = due_after(Purpose::again), .header = header, .data = CopiedData::of(data.bytes())});
     counts.duplicated.fetch_add(1);
+  }
+  if (draws_.draw(number, Purpose::corrupt) < script.corrupt) {
+    const auto bytes = static_cast<double>(data.bytes().size());
+    data = CopiedData::of(data.bytes(), static_cast<std::size_t>(draws_.draw(number, Purpose::where) * bytes));
+    counts.corrupted.fetch_add(1);
   }
   held_.push_back({.due_ns = due_ns, .header = header, .data = std::move(data)});
 }

@@ -37,8 +37,13 @@ struct FaultyTransfer::Piece {
   [[nodiscard]] bool waits() const noexcept { return !over && !run; }
 };
 
-FaultyTransfer::FaultyTransfer(std::shared_ptr<const plan::Plan> plan, Lane lane, std::shared_ptr<Faults> faults)
-    : plan_(std::move(plan)), lane_(std::move(lane)), faults_(std::move(faults)), draws_(faults_->draws()) {
+FaultyTransfer::FaultyTransfer(std::shared_ptr<const plan::Plan> plan, Lane lane,
+                               std::shared_ptr<const LocalMemory> target, std::shared_ptr<Faults> faults)
+    : plan_(std::move(plan)),
+      lane_(std::move(lane)),
+      target_(std::move(target)),
+      faults_(std::move(faults)),
+      draws_(faults_->draws()) {
   const plan::Template& geometry = plan_->geometry();
   // Not owned: `plan_` keeps the template as long as any piece's plan lives.
   const std::shared_ptr<const plan::Template> shared(plan_, &geometry);
@@ -137,6 +142,16 @@ void FaultyTransfer::post(Piece& piece, std::int64_t now) {
   piece.run->start();
 }
 
+void FaultyTransfer::corrupt(const Piece& piece) noexcept {
+  if (draws_.draw(piece.number, Purpose::corrupt) >= faults_->script().corrupt) return;
+  const auto bytes = piece.plan->total_bytes();
+  const auto at = static_cast<std::uint64_t>(draws_.draw(piece.number, Purpose::where) * static_cast<double>(bytes));
+  piece.plan->visit(at, at + 1, [this](const plan::StridedCopy& copy) noexcept {
+    *target_->at(copy.target_region, copy.target_offset) ^= std::byte{1};
+  });
+  faults_->counts().corrupted.fetch_add(1);
+}
+
 bool FaultyTransfer::advance_piece(Piece& piece, std::int64_t now) {
   if (piece.over) return false;
   if (piece.waits()) {
@@ -149,6 +164,7 @@ bool FaultyTransfer::advance_piece(Piece& piece, std::int64_t now) {
   if (auto cause = piece.run->failure()) fail(std::move(*cause));
   const bool whole = piece.run->moved_bytes() == piece.plan->total_bytes();
   post_ns_ += piece.run->post_ns();
+  if (whole) corrupt(piece);
   if (whole && !std::exchange(piece.arrived, true)) moved_bytes_ += piece.plan->total_bytes();
   piece.run.reset();
   if (std::exchange(piece.again, false) && whole && !stopped_) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kvlink/transport/fault_script.hpp"
+#include "kvlink/transport/local_memory.hpp"
 #include "kvlink/transport/transfer.hpp"
 
 namespace kvlink::plan {
@@ -22,7 +23,8 @@ class FaultyTransfer final : public Transfer {
   /// A transfer of the real lane over a part of the plan. May throw Error.
   using Lane = std::function<std::shared_ptr<Transfer>(std::shared_ptr<const plan::Plan>)>;
 
-  FaultyTransfer(std::shared_ptr<const plan::Plan> plan, Lane lane, std::shared_ptr<Faults> faults);
+  FaultyTransfer(std::shared_ptr<const plan::Plan> plan, Lane lane, std::shared_ptr<const LocalMemory> target,
+                 std::shared_ptr<Faults> faults);
   ~FaultyTransfer() override;
 
   void start() noexcept override;
@@ -42,11 +44,13 @@ class FaultyTransfer final : public Transfer {
   /// The lane has a failure from now on, or from when a lane like RC tells it.
   void fail_later(std::int64_t now, Failure cause);
   void fail(Failure cause) noexcept;
+  void corrupt(const Piece& piece) noexcept;
   bool advance_piece(Piece& piece, std::int64_t now);
   void set_alarm() noexcept;
 
   std::shared_ptr<const plan::Plan> plan_;
   Lane lane_;
+  std::shared_ptr<const LocalMemory> target_;
   std::shared_ptr<Faults> faults_;
   const FaultDraws draws_;
   std::vector<std::unique_ptr<Piece>> pieces_;  // in the order in which they are posted
