@@ -258,7 +258,8 @@ Reach::Started Reach::make_transfer(transport::Lane /*lane*/, std::shared_ptr<co
 }
 std::shared_ptr<transport::StagedSender> Reach::make_sender(std::shared_ptr<const plan::Plan> /*plan*/,
                                                             const AttemptId& /*attempt*/, Services& /*services*/,
-                                                            const std::string& /*peer*/) {
+                                                            const std::string& /*peer*/,
+                                                            std::span<const std::byte> /*chunk_address*/) {
   throw Error(Code::lane_unavailable, "scripted");
 }
 void Reach::close() noexcept {}

@@ -42,9 +42,7 @@ def test_the_model_of_the_table_holds(tmp_path: Path):
 
 
 @needs_spin
-@pytest.mark.parametrize(
-    ("machine", "event", "guard"), [("grant", "confirm", "same_attempt"), ("part", "turn", "all_arrived")]
-)
+@pytest.mark.parametrize(("machine", "event", "guard"), [("grant", "confirm", "same_attempt")])
 def test_the_model_finds_what_a_guard_is_for(tmp_path: Path, machine: str, event: str, guard: str):
     row = next(row for row, name in guards(TEXT) if row.machine == machine and event in row.events and name == guard)
     assert "assertion violated" in explore_until_wrong(without(TEXT, row, guard), tmp_path)

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -176,6 +177,7 @@ class Engine {
   // Progress thread only, from here on.
   transport::Poller poller_;
   std::map<std::uint64_t, PeerPtr> peers_;
+  std::deque<PeerPtr> lost_;  // the latest, so that a pull that comes too late can say of whom; bounded
   std::int64_t busy_until_ns_{0};
   std::int64_t drain_until_ns_{0};          // not 0: closing
   std::optional<Failure> refusing_claims_;  // as refusing_

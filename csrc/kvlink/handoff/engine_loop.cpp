@@ -18,6 +18,7 @@ namespace {
 /// A loop that was busy keeps looking for this long before it sleeps: an answer often comes within it.
 constexpr std::int64_t kSpinNs = 50'000;
 constexpr std::uint64_t kShortTurnNs = 100'000;  // the least that the kernel takes
+constexpr std::size_t kLostRemembered = 64;
 constexpr std::int64_t kLongestSleepNs = 60'000 * kNsPerMs;
 
 /// Signals belong to the application's threads.
@@ -67,6 +68,7 @@ void Engine::run() noexcept {
 bool Engine::turn() noexcept {
   bool busy = run_tasks();
   if (services_.ucx) busy = services_.ucx->progress() != 0 || busy;
+  busy = services_.private_workers.progress(poller_) != 0 || busy;
   const std::int64_t now = now_ns();
   busy = offers_.turn(now) || busy;
   busy = pulls_.turn(now) || busy;
@@ -95,7 +97,8 @@ std::int64_t Engine::sleep_ns(std::int64_t now) noexcept {
 void Engine::sleep_or_spin(bool busy) {
   const std::int64_t now = now_ns();
   if (busy) busy_until_ns_ = now + kSpinNs;
-  const bool spin = now < busy_until_ns_ || (services_.ucx && !services_.ucx->arm());
+  const bool spin = now < busy_until_ns_ || (services_.ucx && !services_.ucx->arm()) ||
+                    !services_.private_workers.arm(poller_, kUcxToken);
   const auto events = poller_.wait(spin ? 0 : sleep_ns(now));
   if (spin && events.empty()) ::sched_yield();
   for (const transport::Poller::Ready& ready : events) {
@@ -193,6 +196,8 @@ bool Engine::drop_lost() {
       each->channel.reset();
     }
     each->reach.close();
+    lost_.push_back(each);
+    if (lost_.size() > kLostRemembered) lost_.pop_front();
     found = peers_.erase(found);
     dropped = true;
   }
@@ -222,6 +227,7 @@ void Engine::finish_thread() {
   pulls_.drop_transfers();
   offers_.drop_senders();
   services_.endpoints.clear();
+  services_.private_workers.clear(poller_);
   if (services_.ucx) poller_.forget(services_.ucx->event_fd());
   // The last owner. It gives UCX some turns to close the endpoints, in which gets that were posted may still land.
   services_.ucx.reset();
@@ -237,6 +243,9 @@ PeerPtr Engine::peer(std::uint64_t id) const {
 
 PeerPtr Engine::peer_or_lost(std::uint64_t id) const {
   if (PeerPtr found = peer(id)) return found;
+  for (const PeerPtr& each : lost_) {
+    if (each->id == id) return each;
+  }
   auto lost = std::make_shared<Peer>();
   lost->state = PeerState::lost;
   lost->lost = Failure{Code::peer_lost, "the connection to the source is gone"};

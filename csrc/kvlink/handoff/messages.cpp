@@ -154,6 +154,8 @@ void write_pieces(std::vector<std::byte>& out, Kind kind, const AttemptId& attem
   frame.body.number(static_cast<std::uint32_t>(fetch.pieces.size()));
   for (const auto& pieces : fetch.pieces) frame.body.number(static_cast<std::uint32_t>(pieces.size()));
   for (const auto& pieces : fetch.pieces) frame.body.bytes(std::as_bytes(std::span(pieces)));
+  frame.body.number(static_cast<std::uint32_t>(fetch.chunk_address.size()));
+  frame.body.bytes(fetch.chunk_address);
 }
 
 std::optional<Fetch> parse_pieces(std::span<const std::byte> body) {
@@ -170,6 +172,10 @@ std::optional<Fetch> parse_pieces(std::span<const std::byte> body) {
     auto& pieces = fetch.pieces.emplace_back(count);
     if (count != 0) std::memcpy(pieces.data(), data.data(), data.size());
   }
+  const auto address_bytes = reader.number<std::uint32_t>();
+  if (!reader.ok() || address_bytes > kMaxAddressBytes) return std::nullopt;
+  const auto address = reader.bytes(address_bytes);
+  fetch.chunk_address.assign(address.begin(), address.end());
   return reader.complete() ? std::optional(std::move(fetch)) : std::nullopt;
 }
 

@@ -36,6 +36,7 @@ inline constexpr std::size_t kHeaderBytes = 40;
 inline constexpr std::uint32_t kMaxBodyBytes = 16U << 20U;
 inline constexpr std::size_t kMaxPayloadBytes = 4U << 20U;
 inline constexpr std::size_t kMaxGroups = 64;
+inline constexpr std::size_t kMaxAddressBytes = 64U << 10U;
 inline constexpr std::size_t kMaxMessageText = 1024;
 
 /// More than a node can have live handoffs, and a frame takes them.
@@ -78,6 +79,8 @@ struct FetchPiece {
 
 struct Fetch {
   std::vector<std::vector<FetchPiece>> pieces;  // one list a group
+  std::vector<std::byte>
+      chunk_address{};  // of the UCX worker that takes the chunks; none: the handshake's, or no chunks
 };
 
 /// A stretch of the sums that CHECK asked for.

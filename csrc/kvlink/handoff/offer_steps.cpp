@@ -265,7 +265,8 @@ void OfferBook::send_grant(const Offer& offer, const Grant& grant) {
 void OfferBook::start_sender(Offer& offer, Grant& grant, const News& news) {
   try {
     auto plan = plan_of_fetch(*news.peer, *news.fetch, offer.request.blocks, services_.holds->groups());
-    grant.sender = news.peer->reach.make_sender(std::move(plan), news.attempt, services_, news.peer->title());
+    grant.sender = news.peer->reach.make_sender(std::move(plan), news.attempt, services_, news.peer->title(),
+                                                news.fetch->chunk_address);
     senders_.push_back(grant.sender);
     grant.sender->start();
   } catch (const Error& error) {

@@ -281,10 +281,13 @@ void PullBook::make_plan(const PartPtr& part, Grant& grant) {
 }
 
 void PullBook::start_transfer(const PartPtr& part) {
+  Fetch fetch;
   try {
     auto started = part->peer->reach.make_transfer(part->lane, part->plan, services_, part->peer->title());
     part->transfer = std::move(started.transfer);
     part->receiver = std::move(started.receiver);
+    if (part->receiver) fetch = fetch_of_plan(*part->plan);
+    fetch.chunk_address = std::move(started.chunk_address);
   } catch (const Error& error) {
     return fail(part, {error.code(), error.what()});
   }
@@ -293,7 +296,7 @@ void PullBook::start_transfer(const PartPtr& part) {
   if (part->receiver) services_.router->attach(part->attempt, part->receiver);
   part->transfer->start();
   if (part->receiver && part->peer->channel) {
-    write_pieces(part->peer->channel->outbox(), Kind::fetch, part->attempt, fetch_of_plan(*part->plan));
+    write_pieces(part->peer->channel->outbox(), Kind::fetch, part->attempt, fetch);
   }
 }
 

@@ -84,6 +84,24 @@ const std::shared_ptr<transport::ucx::Endpoint>& Reach::endpoint(Services& servi
   return endpoint_;
 }
 
+const std::shared_ptr<transport::ucx::Worker>& Reach::own_worker(Services& services) {
+  if (!services.ucx) throw Error(Code::lane_unavailable, "this node does not use UCX");
+  if (!own_worker_) own_worker_ = services.private_workers.add(*services.ucx);
+  return own_worker_;
+}
+
+const std::shared_ptr<transport::ucx::Endpoint>& Reach::own_endpoint(Services& services,
+                                                                     std::span<const std::byte> address,
+                                                                     const std::string& peer) {
+  if (!own_endpoint_ || own_endpoint_->failed() || !std::ranges::equal(own_address_, address)) {
+    own_endpoint_ = std::make_shared<transport::ucx::Endpoint>(own_worker(services), address,
+                                                               transport::ucx::FailureMode::none, peer);
+    own_address_.assign(address.begin(), address.end());
+    transports_ = own_endpoint_->transports();
+  }
+  return own_endpoint_;
+}
+
 std::shared_ptr<transport::ucx::Endpoint> Reach::open_endpoint(Services& services, const std::string& peer) const {
   // Only mode `none` has shared-memory and CMA lanes; only mode `peer` survives a dead peer on a network.
   const auto mode = facts_.same_host ? transport::ucx::FailureMode::none : transport::ucx::FailureMode::peer;
@@ -151,7 +169,13 @@ Reach::Started Reach::make_transfer(Lane lane, std::shared_ptr<const plan::Plan>
     if (services.faults) {
       receiver = std::make_shared<transport::FaultyReceiver>(std::move(receiver), bytes, services.faults);
     }
-    return {receiver, receiver};
+    Started started{receiver, receiver};
+    // A node that may use TCP takes chunks where the handshake said: a dead peer's socket stops nobody else.
+    if (facts_.same_host && services.ucx && services.ucx->context().one_sided()) {
+      const auto address = own_worker(services)->address();
+      started.chunk_address.assign(address.begin(), address.end());
+    }
+    return started;
   }
   auto make = one_sided(lane, services, peer);
   if (services.faults) {
@@ -164,13 +188,19 @@ Reach::Started Reach::make_transfer(Lane lane, std::shared_ptr<const plan::Plan>
 
 std::shared_ptr<transport::StagedSender> Reach::make_sender(std::shared_ptr<const plan::Plan> plan,
                                                             const AttemptId& attempt, Services& services,
-                                                            const std::string& peer) {
+                                                            const std::string& peer,
+                                                            std::span<const std::byte> chunk_address) {
   if (!chunks_) chunks_ = std::make_shared<transport::ChunkPool>(kChunkBytes, 2 * kWindowChunks);
-  return std::make_shared<transport::StagedSender>(std::move(plan), services.memory, endpoint(services, peer), attempt,
-                                                   chunks_, kWindowChunks, *services.copy_threads, services.waker);
+  const bool own = facts_.same_host && !chunk_address.empty();
+  const auto& way = own ? own_endpoint(services, chunk_address, peer) : endpoint(services, peer);
+  return std::make_shared<transport::StagedSender>(std::move(plan), services.memory, way, attempt, chunks_,
+                                                   kWindowChunks, *services.copy_threads, services.waker);
 }
 
 void Reach::close() noexcept {
+  chunks_.reset();
+  own_endpoint_.reset();
+  own_worker_.reset();
   get_.reset();
   endpoint_.reset();
   mapped_.reset();

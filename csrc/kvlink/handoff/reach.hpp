@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -57,18 +58,25 @@ class Reach {
   struct Started {
     std::shared_ptr<transport::Transfer> transfer;
     std::shared_ptr<transport::StagedReceiver> receiver;  // the same object, on the staged lane
+    std::vector<std::byte> chunk_address{};  // where the source is to send chunks; none: where the handshake said
   };
   /// Progress thread. Throws Error(lane_unavailable) when UCX finds no way.
   [[nodiscard]] Started make_transfer(transport::Lane lane, std::shared_ptr<const plan::Plan> plan, Services& services,
                                       const std::string& peer);
-  /// Progress thread. Throws Error(lane_unavailable).
+  /// Progress thread. `chunk_address`: what the reader said of the same name. Throws Error(lane_unavailable),
+  /// Error(transport_failed).
   [[nodiscard]] std::shared_ptr<transport::StagedSender> make_sender(std::shared_ptr<const plan::Plan> plan,
                                                                      const AttemptId& attempt, Services& services,
-                                                                     const std::string& peer);
+                                                                     const std::string& peer,
+                                                                     std::span<const std::byte> chunk_address);
   /// Gives UCX's endpoint and keys back; transfers that still use them keep theirs. Progress thread.
   void close() noexcept;
 
  private:
+  [[nodiscard]] const std::shared_ptr<transport::ucx::Worker>& own_worker(Services& services);
+  [[nodiscard]] const std::shared_ptr<transport::ucx::Endpoint>& own_endpoint(Services& services,
+                                                                              std::span<const std::byte> address,
+                                                                              const std::string& peer);
   [[nodiscard]] std::string open_lane(transport::Lane lane, bool has_ucx);
   [[nodiscard]] const std::shared_ptr<transport::ucx::Endpoint>& endpoint(Services& services, const std::string& peer);
   [[nodiscard]] std::shared_ptr<transport::ucx::Endpoint> open_endpoint(Services& services,
@@ -86,6 +94,9 @@ class Reach {
   std::string transports_;
   std::shared_ptr<const transport::MappedSource> mapped_;
   std::shared_ptr<const transport::VectoredSource> vectored_;
+  std::shared_ptr<transport::ucx::Worker> own_worker_;  // what sends chunks to, or takes them from, a peer of this host
+  std::vector<std::byte> own_address_;                  // where `own_endpoint_` leads
+  std::shared_ptr<transport::ucx::Endpoint> own_endpoint_;
   std::shared_ptr<transport::ucx::Endpoint> endpoint_;
   std::shared_ptr<const transport::GetSource> get_;
   std::shared_ptr<transport::ChunkPool> chunks_;

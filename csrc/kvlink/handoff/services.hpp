@@ -10,6 +10,7 @@
 
 #include "kvlink/handoff/handoff.hpp"
 #include "kvlink/handoff/holds.hpp"
+#include "kvlink/handoff/private_workers.hpp"
 #include "kvlink/handoff/quarantine.hpp"
 #include "kvlink/ids.hpp"
 #include "kvlink/plan/template.hpp"
@@ -49,6 +50,7 @@ struct Services {
   std::shared_ptr<transport::ucx::Worker> ucx;  // null where UCX is not used
   /// To nodes of this host, by their address; they outlive connections. Progress thread. Cleared before `ucx`.
   std::map<std::vector<std::byte>, std::shared_ptr<transport::ucx::Endpoint>> endpoints;
+  PrivateWorkers private_workers;  // likewise
   std::shared_ptr<transport::ChunkRouter> router;
   std::unique_ptr<transport::CopyThreads> copy_threads;
   std::shared_ptr<transport::Faults> faults;  // null but in tests

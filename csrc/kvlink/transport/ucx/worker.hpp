@@ -29,6 +29,8 @@ class Worker : public ReceivedData::Owner, public std::enable_shared_from_this<W
   /// Chunks that arrive are given to `router`. Throws Error(ucx_unavailable).
   [[nodiscard]] static std::shared_ptr<Worker> create(std::shared_ptr<Context> context,
                                                       std::shared_ptr<ChunkRouter> router);
+  /// Another one like it, for the same router. Throws as `create`.
+  [[nodiscard]] std::shared_ptr<Worker> sibling() const { return create(context_, router_); }
   ~Worker() override;
 
   /// What a peer needs to make an endpoint to this worker. Fixed for the worker's life; any thread.
