@@ -62,6 +62,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
         return (yield)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put first what one process should have to itself: a compiler that others can wait for, imports of seconds."""
+    items.sort(key=lambda item: item.path.name not in ("test_programs.py", "test_engine_transformers.py"))
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Remove the locks of a parallel run once all its processes have ended."""
     if not hasattr(config, "workerinput") and (run := getattr(config.option, "testrunuid", None)):
