@@ -83,6 +83,7 @@ bench: install
 	$(BIN)/kvlink bench transfer
 	$(BIN)/kvlink bench layout
 	$(BIN)/kvlink bench plan
+	$(BIN)/kvlink bench handoff
 
 # docs/STATES.md, from the table of transitions.
 states: install
