@@ -35,13 +35,13 @@ def check(built):
         assert bytes_of(found[0]) & bytes_of(found[1])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(st.lists(lattices(), min_size=1, max_size=5))
 def test_lattices_of_any_shape(specs):
     check([Lattice(str(i), *spec) for i, spec in enumerate(specs)])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(lattices(), st.lists(st.integers(0, 40), min_size=2, max_size=6))
 def test_lattices_of_one_shape(spec, offsets):
     """The common case: parts of one tensor, which folding tells apart without comparing pairs."""

@@ -176,7 +176,7 @@ class PoolAndModel(RuleBasedStateMachine):
 
 
 def test_no_order_of_calls_loses_a_block_or_gives_it_twice() -> None:
-    settings = hypothesis.settings(max_examples=60, stateful_step_count=40, database=None, deadline=None)
+    settings = hypothesis.settings(max_examples=150, stateful_step_count=40, database=None, deadline=None)
     run_state_machine_as_test(hypothesis.seed(SEED)(PoolAndModel), settings=settings)
 
 
