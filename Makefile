@@ -22,7 +22,7 @@ SOAK_TESTS := tests/property tests/lifetime tests/errors/test_stopped_peer.py te
 
 .PHONY: install demo test soak lint bench format states model-check stub clean
 
-install: $(VENV)/.native
+install: $(VENV)/.native $(VENV)/.test-programs
 
 $(VENV)/.installed: pyproject.toml Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -40,6 +40,11 @@ $(VENV)/.native: $(VENV)/.installed $(NATIVE)
 	$(BIN)/python setup.py -q build_ext --inplace
 	touch $@
 
+# The C++ tests need half a minute of a compiler, and are then only linked and run.
+$(VENV)/.test-programs: $(VENV)/.native tests/helpers/native_programs.py $(wildcard tests/cpp/*.[ch]pp)
+	PYTHONPATH=tests $(BIN)/python -m helpers.native_programs
+	touch $@
+
 # What pyproject.toml asks for, without building kvlink: so the compiler and the downloads can run at the same time.
 define REQUIREMENTS
 from setuptools.compat.py310 import tomllib
@@ -49,7 +54,8 @@ print(*(name.replace(" ", "") for name in project["dependencies"] + extras["demo
 endef
 export REQUIREMENTS
 
-demo: install
+# Needs no test programs, so that the first one starts sooner.
+demo: $(VENV)/.native
 	$(BIN)/kvlink demo $(ARGS)
 
 # Most tests wait for processes to start and for leases to end, so there is one more of them at a time than cores, but
@@ -97,5 +103,5 @@ stub: install
 	$(BIN)/python -m nanobind.stubgen -q -m kvlink._native -p bindings/stub_patterns.txt -o kvlink/_native.pyi
 
 clean:
-	rm -rf build dist *.egg-info kvlink/*.so $(VENV)/.native
+	rm -rf build dist *.egg-info kvlink/*.so $(VENV)/.native $(VENV)/.test-programs
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -35,20 +35,33 @@ def includes() -> list[str]:
 
 def compile_source(source: Path, output: Path) -> Path:
     """Compile one source, with the warnings that the extension is built with."""
-    subprocess.run([*CXX, "-O1", *WARNINGS, *includes(), "-c", str(source), "-o", str(output)], check=True)
+    subprocess.run([*CXX, "-O1", "-MMD", *WARNINGS, *includes(), "-c", str(source), "-o", str(output)], check=True)
     return output
 
 
-def object_of(source: Path, folder: Path) -> Path:
-    """Return the extension's own object if nothing it was made from has changed since, else a new one in `folder`."""
+def kept_object_of(source: Path) -> Path | None:
+    """Return the object of a source that an install left, if nothing that it was made from has changed since."""
     built = OBJECTS / source.relative_to(ROOT).with_suffix(".o")
     depends = built.with_suffix(".d")
-    if built.exists() and depends.exists():
-        needed = depends.read_text().replace("\\\n", " ").split(":", 1)[1].split()
-        made = built.stat().st_mtime
-        if all((ROOT / name).exists() and (ROOT / name).stat().st_mtime < made for name in needed):
-            return built
-    return compile_source(source, folder / f"{source.parent.name}_{source.stem}.o")
+    if not built.exists() or not depends.exists():
+        return None
+    needed = depends.read_text().replace("\\\n", " ").split(":", 1)[1].split()
+    made = built.stat().st_mtime
+    return built if all((ROOT / name).exists() and (ROOT / name).stat().st_mtime < made for name in needed) else None
+
+
+def object_of(source: Path, folder: Path) -> Path:
+    """Return the object that an install left if it is current, else a new one in `folder`."""
+    return kept_object_of(source) or compile_source(source, folder / f"{source.parent.name}_{source.stem}.o")
+
+
+def keep_object(source: Path) -> None:
+    """Compile a program to where `object_of` looks for it, unless it is there."""
+    if kept_object_of(source) is None:
+        output = OBJECTS / source.relative_to(ROOT).with_suffix(".o")
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.unlink(missing_ok=True)
+        compile_source(source, output)
 
 
 def build_objects(programs: list[Path], folder: Path) -> dict[Path, str]:
@@ -73,3 +86,8 @@ def link(program: Path, objects: dict[Path, str], output: Path) -> Path:
 def build_program(program: Path, folder: Path) -> Path:
     """Build one program and return it."""
     return link(program, build_objects([program], folder), folder / program.stem)
+
+
+if __name__ == "__main__":  # So that a test run need not compile: part of `make install`.
+    with ThreadPoolExecutor(os.cpu_count()) as workers:
+        list(workers.map(keep_object, sorted((ROOT / "tests/cpp").glob("test_*.cpp"))))
