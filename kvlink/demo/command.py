@@ -22,6 +22,10 @@ __all__ = ["demo"]
 _UCX_LANES = ("get", "staged")
 _LANES = ("auto", "mapped", "vectored", *_UCX_LANES)
 _EXIT_TOKENS_DIFFER = 3
+# Of --compare: a document of about 1,500 tokens; as many tokens a chunk as engines take; medians of five.
+_DOCUMENT_ENTRIES = 50
+_CHUNK_TOKENS = 256
+_REPEAT = 5
 
 
 def demo(
@@ -37,6 +41,9 @@ def demo(
     lane: Annotated[str, typer.Option(help="auto, mapped, vectored, get or staged.")] = "auto",
     max_new_tokens: Annotated[int, typer.Option(min=1, max=100_000, help="Longest answer, in tokens.")] = 48,
     corrupt: Annotated[bool, typer.Option("--corrupt", help="Damage one block in flight: must exit with 3.")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Show what splitting is for: how long others wait for a long document.")
+    ] = False,
     json: Annotated[str, typer.Option(metavar="PATH", help="Write the rows as JSON; - is standard output.")] = "",
 ) -> None:
     """Prefill a real model in one process, decode in another, and compare with doing both in one.
@@ -45,6 +52,13 @@ def demo(
     has the tokens of the reference, with 3 if only that comparison failed, and with 1 on any other error.
     """
     try:
+        if compare:
+            if corrupt or (prefill, decode) != (1, 1):
+                raise ConfigError(
+                    "--compare has workers of its own, and goes without --prefill, --decode and --corrupt"
+                )
+            _compare(document=(prompt, file), model=model, others=requests, lane=lane, json=json)
+            return
         options = _options(
             prompts=_prompts(prompt, file, requests),
             model=model,
@@ -71,24 +85,14 @@ def _options(
     *, prompts: list[str], model: Path | None, workers: tuple[int, int], lane: str, max_new_tokens: int, corrupt: bool
 ) -> DemoOptions:
     from kvlink.demo.run import DemoOptions
-    from kvlink.demo.weights import find_gguf, require_packages
 
-    if lane not in _LANES:
-        raise ConfigError(f"--lane {lane!r} is none of {', '.join(_LANES)}")
+    _check_lane(lane)
     if corrupt and max_new_tokens < 2:
         raise ConfigError("--corrupt needs --max-new-tokens 2 or more: the first token comes from the prefill")
-    require_packages("torch", "transformers", "safetensors")
-    if model is None:
-        require_packages("gguf", "accelerate")
-        source = find_gguf()
-    elif not (model / "config.json").is_file():
-        raise ConfigError(f"load the model from {model}: there is no config.json in it")
-    else:
-        source = model.absolute()
     # On UCX lanes already: the same one again, since the other may not be usable (get is not, over TCP).
     second = (lane,) if lane in _UCX_LANES else _UCX_LANES
     return DemoOptions(
-        model=source,
+        model=_source_of(model),
         prompts=tuple(prompts),
         prefill_count=workers[0],
         decode_count=workers[1],
@@ -97,6 +101,24 @@ def _options(
         corrupt=corrupt,
         threads=_threads(sum(workers)),
     )
+
+
+def _check_lane(lane: str) -> None:
+    if lane not in _LANES:
+        raise ConfigError(f"--lane {lane!r} is none of {', '.join(_LANES)}")
+
+
+def _source_of(model: Path | None) -> Path:
+    """Return what to load: a directory, or the GGUF file of the package."""
+    from kvlink.demo.weights import find_gguf, require_packages
+
+    require_packages("torch", "transformers", "safetensors")
+    if model is None:
+        require_packages("gguf", "accelerate")
+        return find_gguf()
+    if not (model / "config.json").is_file():
+        raise ConfigError(f"load the model from {model}: there is no config.json in it")
+    return model.absolute()
 
 
 def _threads(workers: int) -> int:
@@ -134,3 +156,33 @@ def _judge(rows: list[Row], options: DemoOptions, display: Display) -> bool:
     if not wrong:
         display.verdict(f"All {len(rows)} handoffs gave the tokens of the reference.", is_good=True)
     return not wrong
+
+
+def _compare(
+    *, document: tuple[str | None, Path | None], model: Path | None, others: int, lane: str, json: str
+) -> None:
+    """Run ``--compare``: print and write how long the others stalled."""
+    from kvlink.demo.compare import CompareOptions, compare, default_threads
+    from kvlink.demo.display import Display
+    from kvlink.demo.prompts import make_document
+    from kvlink.demo.table import make_comparison
+    from kvlink.report import write_report
+
+    _check_lane(lane)
+    prompt, file = document
+    given = prompt is not None or file is not None
+    options = CompareOptions(
+        model=_source_of(model),
+        document=_prompts(prompt, file, 1)[0] if given else make_document(entries=_DOCUMENT_ENTRIES),
+        others=tuple(_prompts(None, None, max(2, others))),
+        lane=lane,
+        threads=default_threads(),
+        chunk_tokens=_CHUNK_TOKENS,
+        repeat=_REPEAT,
+    )
+    display = Display(file=sys.stderr if json == "-" else sys.stdout)
+    with display:
+        rows = compare(options, display)
+    display.show(make_comparison(rows))
+    if json:
+        write_report(json, rows)

@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
 from rich.text import Text
 
 from kvlink.demo.messages import Pulled, Token
@@ -93,7 +94,11 @@ class Display:
 
     def show_table(self, rows: Sequence[Row]) -> None:
         """Print the numbers of all handoffs."""
-        self._console.print(make_table(rows))
+        self.show(make_table(rows))
+
+    def show(self, table: Table) -> None:
+        """Print a table."""
+        self._console.print(table)
 
     def verdict(self, text: str, *, is_good: bool) -> None:
         """Print the last line."""

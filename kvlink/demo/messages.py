@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 __all__ = [
+    "Adopt",
     "Answer",
     "Answered",
     "Converted",
@@ -21,7 +22,11 @@ __all__ = [
     "Failed",
     "FromWorker",
     "Generate",
+    "HandOver",
+    "Halt",
+    "Halted",
     "HandoffName",
+    "Join",
     "Loaded",
     "Offered",
     "OpenPool",
@@ -30,9 +35,11 @@ __all__ = [
     "Pulled",
     "Ready",
     "Released",
+    "Said",
     "Stage",
     "Start",
     "ToWorker",
+    "TicketMade",
     "Token",
 ]
 
@@ -105,6 +112,35 @@ class Generate(msgspec.Struct, frozen=True, tag=True):
     request: int
     prompt: str
     max_new_tokens: int
+
+
+class Join(msgspec.Struct, frozen=True, tag=True):
+    """To a serving worker: prefill a prompt, `chunk_tokens` at a time between decode steps, then decode it as well."""
+
+    request: int
+    prompt: str
+    chunk_tokens: int
+    max_new_tokens: int
+
+
+class HandOver(msgspec.Struct, frozen=True, tag=True):
+    """To a serving worker: prefill a prompt and offer it to another."""
+
+    request: int
+    prompt: str
+
+
+class Adopt(msgspec.Struct, frozen=True, tag=True):
+    """To a serving worker: pull what `ticket` offers while the others decode, then decode it with them."""
+
+    request: int
+    ticket: dict[str, Any]
+    lane: str
+    max_new_tokens: int
+
+
+class Halt(msgspec.Struct, frozen=True, tag=True):
+    """To a serving worker: end all requests."""
 
 
 class Stage(msgspec.Struct, frozen=True, tag=True):
@@ -197,6 +233,30 @@ class Decoded(msgspec.Struct, frozen=True, tag=True):
     decode_s: float
 
 
+class TicketMade(msgspec.Struct, frozen=True, tag=True):
+    """From a serving worker: the prefill of a request is done, and offered under this ticket."""
+
+    request: int
+    ticket: dict[str, Any]
+
+
+class Said(msgspec.Struct, frozen=True, tag=True):
+    """From a serving worker: the next token of a request, at a time of the monotonic clock of the host.
+
+    The first one of a request that was handed over says how: `lane` and `pull_s`, from the call to the outcome.
+    """
+
+    request: int
+    token: int
+    at_s: float
+    lane: str = ""
+    pull_s: float = 0.0
+
+
+class Halted(msgspec.Struct, frozen=True, tag=True):
+    """From a serving worker: no request is left, and no block is taken."""
+
+
 class Answer(msgspec.Struct, frozen=True, tag=True):
     """From the reference: what stock ``generate`` answers."""
 
@@ -214,7 +274,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-ToWorker = Start | CountTokens | OpenPool | Prefill | Answered | Decode | Generate
+ToWorker = Start | CountTokens | OpenPool | Prefill | Answered | Decode | Generate | Join | HandOver | Adopt | Halt
 FromWorker = (
     Stage
     | Converted
@@ -227,6 +287,9 @@ FromWorker = (
     | Pulled
     | Token
     | Decoded
+    | TicketMade
+    | Said
+    | Halted
     | Answer
     | Failed
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kvlink.errors import ConfigError
 
-__all__ = ["make_prompts"]
+__all__ = ["make_document", "make_prompts"]
 
 _BUILT_IN = (
     "Explain in three sentences why the sky is blue.",
@@ -18,6 +18,16 @@ _BUILT_IN = (
     "How does a bicycle stay upright while it moves?",
     "Describe a walk through an old city at night.",
 )
+
+
+def make_document(*, entries: int) -> str:
+    """Return a text of about 25 tokens an entry, and a question about it."""
+    log = (
+        f"Day {day}: the wind turned {('north', 'east', 'south', 'west')[day % 4]} at {day % 12 + 1} o'clock, "
+        f"and the keeper counted {day * 7 % 90} ships before dark."
+        for day in range(1, entries + 1)
+    )
+    return "\n".join(["The log of a lighthouse.", *log, "", "Summarize the log above in a few sentences."])
 
 
 def make_prompts(*, prompt: str | None, file: Path | None, count: int) -> list[str]:

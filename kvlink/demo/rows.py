@@ -1,4 +1,4 @@
-"""One handoff as the demo reports it: a row of the table and of the JSON."""
+"""What the demo reports, a row of its tables and of the JSON each: a handoff, or a way of serving."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TypedDict
 
 from kvlink.demo.messages import Answer, Decoded, Offered, Prefilled, Pulled
 
-__all__ = ["Row", "describe_difference", "first_difference", "make_row"]
+__all__ = ["CompareRow", "Row", "describe_difference", "first_difference", "make_row"]
 
 
 class Row(TypedDict):
@@ -44,6 +44,30 @@ class Row(TypedDict):
     first_difference: int | None
     corrupted_block: int | None
     text: str
+
+
+class CompareRow(TypedDict):
+    """One way of serving. Medians over the repetitions; milliseconds.
+
+    A stall is the longest time between two tokens of any of the others from the arrival of the document until its
+    fourth token; ``usual_ms`` is their median time between tokens before. ``same_tokens``: as in the first way.
+    """
+
+    way: str
+    threads: list[int]
+    others: int
+    document_tokens: int
+    chunk_tokens: int | None
+    repeat: int
+    stall_ms_median: float
+    stall_ms_min: float
+    stall_ms_max: float
+    usual_ms_median: float
+    document_ttft_ms_median: float
+    handoff_ms_median: float | None
+    lane: str
+    ratio_to_shared: float
+    same_tokens: bool
 
 
 def first_difference(tokens: list[int], reference: list[int]) -> int | None:

@@ -9,10 +9,9 @@ from types import TracebackType
 
 from kvlink.demo import messages as m
 from kvlink.demo.display import Display
-from kvlink.demo.process import Inbox, WorkerProcess
+from kvlink.demo.fleet import Fleet
+from kvlink.demo.process import WorkerProcess
 from kvlink.demo.rows import Row, make_row
-from kvlink.demo.seed import Seed
-from kvlink.demo.weights import find_model
 from kvlink.engines.base import blocks_for
 from kvlink.errors import ConfigError
 
@@ -23,8 +22,6 @@ _BLOCK_TOKENS = 16
 _REQUESTS_PER_DECODE_WORKER = 2
 # Prompts that a prefill worker is sent before it is done with the first: it must not wait for the parent.
 _PROMPTS_PER_PREFILL_WORKER = 2
-# Longer than any single step may take: a first conversion, or a prefill of thousands of tokens on a busy machine.
-_SILENCE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,16 +66,13 @@ class DemoRun:
     def __init__(self, options: DemoOptions, display: Display) -> None:
         self._options = options
         self._display = display
-        self._inbox = Inbox()
-        self._seed = Seed(threads=options.threads)
-        self._processes: list[WorkerProcess] = []
+        self._fleet = Fleet(threads=options.threads, display=display)
         self._prefill: dict[str, _PrefillWorker] = {}
         self._decode: dict[str, WorkerProcess] = {}
         self._requests = [_Request(prompt=prompt) for prompt in options.prompts]
         self._to_prefill = deque(range(len(self._requests)))
         self._rows: list[Row] = []
         self._num_ready = 0
-        self._max_positions = 1 << 62
 
     def __enter__(self) -> DemoRun:
         return self
@@ -86,13 +80,7 @@ class DemoRun:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._seed:
-            if kind is not None:
-                self._seed.kill()
-            for process in self._processes:
-                process.close_input()  # All at once, so that they leave at the same time.
-            for process in self._processes:
-                process.close()
+        self._fleet.__exit__(kind, error, trace)
 
     def run(self) -> list[Row]:
         """Run it all and return a row for each handoff.
@@ -102,7 +90,7 @@ class DemoRun:
         KvlinkError
             What a worker failed with, or that one ended or fell silent.
         """
-        self._start_workers(self._converted_model())
+        self._start_workers(self._fleet.converted(self._options.model))
         while not self._is_loaded():
             self._handle_next()
         self._display.begin_answers(self._options)
@@ -111,65 +99,39 @@ class DemoRun:
             self._handle_next()
         return sorted(self._rows, key=lambda row: row["request"])
 
-    def _converted_model(self) -> Path:
-        """Return the model's directory, converting the GGUF file if that was not done before."""
-        if self._options.model.is_dir():
-            return self._options.model
-        directory, is_there = find_model(self._options.model)
-        if not is_there:
-            converter = self._start("convert", "convert", self._options.model)
-            while not isinstance(self._handle_next(), m.Converted):
-                pass
-            converter.close()
-        return directory
-
     def _start_workers(self, model: Path) -> None:
         """Start all. The reference answers while the others load: nothing is timed before all are ready."""
-        reference = self._start("reference", "reference", model)
+        reference = self._fleet.start("reference", "reference", model)
         for index, request in enumerate(self._requests):
             reference.send(m.Generate(index, prompt=request.prompt, max_new_tokens=self._options.max_new_tokens))
         for index in range(self._options.prefill_count):
             name = f"prefill-{index}"
-            self._prefill[name] = _PrefillWorker(process=self._start("prefill", name, model))
+            self._prefill[name] = _PrefillWorker(process=self._fleet.start("prefill", name, model))
         for index in range(self._options.decode_count):
             name = f"decode-{index}"
-            self._decode[name] = self._start("decode", name, model)
+            self._decode[name] = self._fleet.start("decode", name, model)
         first = next(iter(self._prefill.values()))
         first.process.send(m.CountTokens([request.prompt for request in self._requests]))
-
-    def _start(self, role: str, name: str, model: Path) -> WorkerProcess:
-        start = m.Start(role=role, name=name, model=str(model), threads=self._options.threads)
-        process = WorkerProcess(start, self._inbox, self._seed)
-        self._processes.append(process)
-        self._display.stage(name, "starting")
-        return process
 
     def _is_loaded(self) -> bool:
         is_up = self._num_ready == len(self._prefill) + len(self._decode)
         return is_up and all(request.answer for request in self._requests)
 
-    def _handle_next(self) -> m.FromWorker:
-        worker, message = self._inbox.get(timeout_s=_SILENCE_S)
+    def _handle_next(self) -> None:
+        worker, message = self._fleet.next()
         match message:
-            case m.Stage():
-                self._display.stage(worker.name, message.text)
-            case m.Converted():
-                self._display.ready(worker.name)
-            case m.Loaded():
-                self._max_positions = min(self._max_positions, message.max_positions)
-                self._display.stage(worker.name, "answering" if worker.name == "reference" else "loaded")
+            case m.Stage() | m.Loaded():
+                pass
             case m.Counted():
                 self._open_pools(max(message.tokens))
             case m.Ready():
                 self._num_ready += 1
-                self._display.ready(worker.name)
             case m.Answer():
                 self._requests[message.request].answer = message
                 if all(request.answer for request in self._requests):
                     self._display.ready(worker.name)
             case _:
                 self._handle_request(worker, message)
-        return message
 
     def _handle_request(self, worker: WorkerProcess, message: m.FromWorker) -> None:
         match message:
@@ -196,7 +158,7 @@ class DemoRun:
         check_length(
             prompt_tokens=prompt_tokens,
             max_new_tokens=self._options.max_new_tokens,
-            max_positions=self._max_positions,
+            max_positions=self._fleet.max_positions,
         )
         needed = blocks_for(prompt_tokens + self._options.max_new_tokens, block_tokens=_BLOCK_TOKENS)
         share = _REQUESTS_PER_DECODE_WORKER * needed

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from rich import box
 from rich.table import Table
 
-from kvlink.demo.rows import Row
+from kvlink.demo.rows import CompareRow, Row
 
-__all__ = ["make_table"]
+__all__ = ["make_comparison", "make_table"]
 
 # More handoffs than this get one line each, and fewer numbers; up to this, one column each.
 _MOST_COLUMNS = 4
@@ -47,6 +48,40 @@ _LINE: tuple[tuple[str, Callable[[Row], str]], ...] = (
 def make_table(rows: Sequence[Row]) -> Table:
     """Return a table with a column for each handoff, or with a line for each if there are many."""
     return _by_column(rows) if len(rows) <= _MOST_COLUMNS else _by_line(rows)
+
+
+def make_comparison(rows: Sequence[CompareRow]) -> Table:
+    """Return a table with a line for each way of serving the same requests."""
+    first = rows[0]
+    table = Table(
+        title=f"Longest wait of {first['others']} others for a token, when {first['document_tokens']:,} tokens arrive",
+        caption=f"Medians of {first['repeat']}. Same: the tokens of all requests are those of the first line.",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    columns = (
+        "",
+        "threads",
+        "longest\nwait ms",
+        "min",
+        "max",
+        "usual\nms",
+        "ratio",
+        "document's\n1st token ms",
+        "same",
+    )
+    for name in columns:
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row["way"] if row["chunk_tokens"] is None else f"{row['way']} by {row['chunk_tokens']}",
+            "+".join(map(str, row["threads"])),
+            *(f"{row[key]:,.0f}" for key in ("stall_ms_median", "stall_ms_min", "stall_ms_max", "usual_ms_median")),
+            f"{row['ratio_to_shared']:.2f}",
+            f"{row['document_ttft_ms_median']:,.0f}",
+            "yes" if row["same_tokens"] else "no",
+        )
+    return table
 
 
 def _by_column(rows: Sequence[Row]) -> Table:

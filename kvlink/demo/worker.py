@@ -14,6 +14,7 @@ from kvlink.demo.messages import Converted, Failed, Loaded, Stage, Start
 from kvlink.demo.model import LanguageModel
 from kvlink.demo.prefill_worker import run_prefill
 from kvlink.demo.reference_worker import run_reference
+from kvlink.demo.serving_worker import run_serving
 from kvlink.demo.weights import convert, find_model
 
 __all__ = ["main"]
@@ -56,4 +57,5 @@ _ROLES: dict[str, Callable[[Start, Channel], None]] = {
     "reference": lambda start, channel: run_reference(_load(start, channel), channel),
     "prefill": lambda start, channel: run_prefill(start.name, _load(start, channel), channel),
     "decode": lambda start, channel: run_decode(start.name, _load(start, channel), channel),
+    "serving": lambda start, channel: run_serving(start.name, _load(start, channel), channel),
 }

@@ -231,11 +231,20 @@ class TransformersEngine:
         count = blocks_for(len(token_ids), block_tokens=self.pool.block_tokens)
         blocks = self.pool.allocator.allocate(count)
         try:
-            first_token = self._forward(PagedSequence(self.pool, blocks=blocks), token_ids)
+            *_, first_token = self.prefill_chunks(token_ids, blocks=blocks, chunk_tokens=len(token_ids))
         except BaseException:
             self.pool.allocator.free(blocks)
             raise
         return Prefilled(blocks=blocks, num_tokens=len(token_ids), first_token=first_token)
+
+    def prefill_chunks(self, token_ids: Sequence[int], *, blocks: Sequence[int], chunk_tokens: int) -> Iterator[int]:
+        """Compute the KV of `token_ids` into `blocks`, some tokens at a time, so that decodes can go on in between.
+
+        Yields after each chunk the token that follows it; the last one is the first token of the answer.
+        """
+        sequence = PagedSequence(self.pool, blocks=blocks)
+        for begin in range(0, len(token_ids), chunk_tokens):
+            yield self._forward(sequence, token_ids[begin : begin + chunk_tokens])
 
     def admit(self, *, num_tokens: int, max_new_tokens: int) -> tuple[int, ...]:
         """Set blocks aside for a pull of `num_tokens` tokens and for what decoding adds.

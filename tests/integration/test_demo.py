@@ -15,6 +15,7 @@ from helpers.tiny_llama import save_model  # noqa: E402
 
 from kvlink.cli import app  # noqa: E402
 from kvlink.demo import messages, weights  # noqa: E402
+from kvlink.demo.compare import longest_stall  # noqa: E402
 from kvlink.demo.process import Inbox, WorkerProcess  # noqa: E402
 from kvlink.demo.run import check_length  # noqa: E402
 from kvlink.demo.seed import Seed  # noqa: E402
@@ -88,6 +89,31 @@ def test_a_damaged_block_is_seen_by_the_comparison_alone(model):
     assert f"block {damaged['corrupted_block']} damaged: the first differing token is number 1" in result.stderr
 
 
+@pytest.mark.slow
+def test_the_three_ways_of_serving_are_compared_over_the_same_requests(model, tmp_path, monkeypatch):
+    monkeypatch.setattr("kvlink.demo.command._REPEAT", 1)
+    (tmp_path / "document.txt").write_text("A long document. " * 18)
+    report = tmp_path / "report.json"
+    result = run_demo("--compare", "--model", model, "--file", tmp_path / "document.txt", "--json", report)
+    assert result.exit_code == 0, result.output
+    shared, chunked, split = json.loads(report.read_text())["rows"]
+    assert [row["way"] for row in (shared, chunked, split)] == ["shared", "shared, chunked", "split"]
+    assert sum(shared["threads"]) == sum(chunked["threads"]) == sum(split["threads"]), "nobody has more to work with"
+    assert chunked["chunk_tokens"] < chunked["document_tokens"] == split["document_tokens"]
+    assert split["lane"] == "mapped"
+    assert split["handoff_ms_median"] > 0
+    assert all(row["stall_ms_median"] > 0 and row["same_tokens"] for row in (shared, chunked, split))
+    assert f"when {split['document_tokens']} tokens arrive" in result.output
+
+
+def test_the_longest_stall_counts_only_what_lies_in_the_time_asked_for():
+    times = [0.0, 1.0, 4.0, 5.0, 9.0]
+    assert longest_stall(times, begin=1.5, end=6.0) == 2.5, "from the arrival on, not from the token before it"
+    assert longest_stall(times, begin=4.0, end=7.0) == 2.0, "a token that has not come yet is waited for"
+    assert longest_stall(times, begin=5.0, end=12.0) == 4.0
+    assert longest_stall(times, begin=9.0, end=12.0) == 3.0
+
+
 def test_a_prompt_that_the_model_cannot_take_is_refused():
     check_length(prompt_tokens=500, max_new_tokens=12, max_positions=512)
     with pytest.raises(ConfigError, match="a prompt of 501 tokens and 12 new ones are more than the 512"):
@@ -101,6 +127,7 @@ def test_a_prompt_that_the_model_cannot_take_is_refused():
         (("--corrupt", "--max-new-tokens", 1), "--corrupt needs --max-new-tokens 2"),
         (("--model", "."), "there is no config.json in it"),
         (("--file", "no-such-file"), "No such file"),
+        (("--compare", "--corrupt"), "--compare has workers of its own"),
         (("--prompt", " "), "the prompt is empty"),
     ],
 )
