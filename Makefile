@@ -25,6 +25,7 @@ SOAK_TESTS := tests/property tests/lifetime tests/errors/test_stopped_peer.py te
 install: $(VENV)/.native $(VENV)/.test-programs
 
 $(VENV)/.installed: pyproject.toml Makefile
+	@echo "kvlink: installing into $(VENV): downloads, and minutes of a C++20 compiler; once"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade "setuptools>=77" "nanobind>=2.10"
 	test -d $(UCX_OLDEST)/libucx || $(PIP) --no-deps --target $(UCX_OLDEST) libucx-cu12==1.14.1.post2

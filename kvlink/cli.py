@@ -10,6 +10,7 @@ import typer
 import kvlink
 from kvlink.bench.command import app as bench_app
 from kvlink.demo.command import demo
+from kvlink.report import check_path
 
 __all__ = ["app", "main"]
 
@@ -40,7 +41,10 @@ def options(
 @app.command()
 def doctor(
     *,
-    json: Annotated[str, typer.Option(metavar="PATH", help="Write what was found as JSON; - is standard output.")] = "",
+    json: Annotated[
+        str,
+        typer.Option(metavar="PATH", callback=check_path, help="Write what was found as JSON; - is standard output."),
+    ] = "",
 ) -> None:
     """Say what kvlink finds on this machine: UCX, its transports, and the lanes that work between two processes."""
     from kvlink.doctor import examine, is_healthy, print_findings
@@ -56,9 +60,9 @@ def doctor(
 
 
 def main() -> None:
-    """Run the command line. An error of kvlink's is one line and exit code 1, not a traceback."""
+    """Run the command line. An error of kvlink's or the system's is one line and exit code 1, not a traceback."""
     try:
         app()
-    except kvlink.KvlinkError as error:
+    except (kvlink.KvlinkError, OSError, MemoryError) as error:
         typer.echo(f"kvlink: {type(error).__name__}: {error}", err=True)
         sys.exit(1)

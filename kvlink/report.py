@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import kvlink
+from kvlink.errors import ConfigError
 
-__all__ = ["machine_facts", "write_report"]
+__all__ = ["check_path", "machine_facts", "write_report"]
 
 
 def machine_facts() -> dict[str, Any]:
@@ -24,6 +25,23 @@ def machine_facts() -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
     }
+
+
+def check_path(path: str) -> str:
+    """Return `path` if ``write_report`` can write there: asked before what it reports is measured.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be written.
+    """
+    if path not in ("", "-"):
+        try:
+            with Path(path).open("a", encoding="utf-8"):
+                pass
+        except OSError as error:
+            raise ConfigError(f"--json: {path} cannot be written: {error.strerror}") from None
+    return path
 
 
 def write_report(path: str, rows: Sequence[Any]) -> None:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvlink.report import check_path
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -18,7 +20,9 @@ app = typer.Typer(help="Measure on this machine. Bytes are verified; every numbe
 _Threads = Annotated[int, typer.Option(min=1, help="Copy threads of each process.")]
 _TotalBytes = Annotated[str, typer.Option(help="Bytes moved in one repetition.")]
 _Repeat = Annotated[int, typer.Option(min=1, help="Repetitions a row, after warming up.")]
-_Json = Annotated[str, typer.Option(metavar="PATH", help="Write the rows as JSON; - is standard output.")]
+_Json = Annotated[
+    str, typer.Option(metavar="PATH", callback=check_path, help="Write the rows as JSON; - is standard output.")
+]
 
 
 @app.callback()

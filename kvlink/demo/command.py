@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvlink.errors import ConfigError, KvlinkError
+from kvlink.report import check_path
 
 if TYPE_CHECKING:
     from kvlink.demo.display import Display
@@ -44,7 +45,9 @@ def demo(
     compare: Annotated[
         bool, typer.Option("--compare", help="Show what splitting is for: how long others wait for a long document.")
     ] = False,
-    json: Annotated[str, typer.Option(metavar="PATH", help="Write the rows as JSON; - is standard output.")] = "",
+    json: Annotated[
+        str, typer.Option(metavar="PATH", callback=check_path, help="Write the rows as JSON; - is standard output.")
+    ] = "",
 ) -> None:
     """Prefill a real model in one process, decode in another, and compare with doing both in one.
 

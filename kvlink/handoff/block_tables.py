@@ -42,7 +42,7 @@ def block_tables(blocks: Blocks, groups: Sequence[Group], *, num_tokens: int, op
     Raises
     ------
     InvalidArgument
-        If a table is missing, unknown, too short or not of 32-bit integers, or a block is out of
+        If a table is missing, unknown, too short or not of integers, or a block is out of
         range or appears twice.
     """
     by_group = _by_group(blocks, groups, operation)
@@ -82,13 +82,20 @@ def _table(given: Any, group: Group, *, num_tokens: int, called: str) -> BlockTa
 
 def _as_int32(given: Any, called: str) -> BlockTable:
     if isinstance(given, str | bytes) or not hasattr(given, "__len__"):
-        raise InvalidArgument(f"{called} must be a list of block ids or an int32 array, not {type(given).__name__}")
+        raise InvalidArgument(
+            f"{called} must be a list of block ids or an array of integers, not {type(given).__name__}"
+        )
     try:
         array = np.asarray(given)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise InvalidArgument(f"{called} is no array of block ids: {error}") from None
     if array.ndim != 1:
         raise InvalidArgument(f"{called} has {array.ndim} dimensions; a block table has one")
-    if array.dtype != np.int32:
+    if array.dtype == np.int32:
+        return array
+    if array.dtype.kind not in "iu":
         raise InvalidArgument(f"{called} is an array of {array.dtype}; give int32")
-    return array
+    bounds = np.iinfo(np.int32)
+    if len(array) and not (bounds.min <= int(array.min()) and int(array.max()) <= bounds.max):
+        raise InvalidArgument(f"{called} has a block id that is no 32-bit integer")
+    return array.astype(np.int32)

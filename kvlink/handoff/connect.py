@@ -170,7 +170,8 @@ class Connector:
             keys=welcome.keys,
             ucx_address=welcome.ucx_address,
             same_host=same_host,
-            lanes=list(choice.lanes),
+            # Those that cannot be had too: the engine then says why, should one of them be required.
+            lanes=[*choice.lanes, *(lane for lane in self._lanes if lane not in choice.lanes)],
         )
         return choice.among(usable)
 

@@ -106,7 +106,7 @@ class Handle:
 
     @property
     def phases_s(self) -> dict[str, float]:
-        """Seconds spent in each phase, once there is an outcome."""
+        """Seconds spent in each phase of a pull, once there is an outcome; an offer has none."""
         return dict(self._handoff.phases_s)
 
     def poll(self) -> bool:

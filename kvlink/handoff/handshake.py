@@ -49,6 +49,7 @@ Secrets = tuple[bytes, ...]
 """The secrets that are valid now, the preferred one first; a single empty one stands for none."""
 
 _NONCE_BYTES = 32
+_HOW_TO_SHARE = ": give both nodes the same one; if they have it, somebody on the way alters what they say"
 # What a peer that has proved nothing may make this side raise.
 _REFUSALS_BEFORE_PROOF = {"AuthenticationFailed", "VersionMismatch", "ProtocolError", "Busy", "Closed", "NotReady"}
 
@@ -125,10 +126,7 @@ def prove(link: FramedSocket, secrets: Secrets) -> None:
     proof = _accept(link.dialect.decode(link.receive(), wire.Proof), proven=False)
     secret = _matching(secrets, "acceptor proof", transcript, proof)
     if secret is None:
-        raise AuthenticationFailed(
-            "the peer does not know the secret of this node: give both nodes the same one, or look for who "
-            "altered on its way what they said"
-        )
+        raise AuthenticationFailed(f"the peer does not know the secret of this node{_HOW_TO_SHARE}")
     link.seal(
         send_key=_derive(secret, "dialer seal", transcript),
         receive_key=_derive(secret, "acceptor seal", transcript),
@@ -158,10 +156,7 @@ def answer(link: FramedSocket, secrets: Secrets) -> None:
     proof = _accept(link.dialect.decode(link.receive(), wire.Proof), proven=False)
     secret = _matching(secrets, "dialer proof", transcript, proof)
     if secret is None:
-        raise AuthenticationFailed(
-            "the two nodes do not share a secret: give both nodes the same one, or look for who altered on its way "
-            "what they said"
-        )
+        raise AuthenticationFailed(f"the two nodes do not share a secret{_HOW_TO_SHARE}")
     send(link, wire.Proof(macs=[_derive(secret, "acceptor proof", transcript)]))
     link.seal(
         send_key=_derive(secret, "acceptor seal", transcript),

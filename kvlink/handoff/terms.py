@@ -69,6 +69,8 @@ class OfferTerms:
             minted._check_same("readers", readers)
             minted._check_same("ttl_ms", None if ttl_s is None else check_milliseconds(ttl_s, called="offer: ttl_s"))
             return minted
+        if num_tokens is None:
+            raise InvalidArgument("offer: give num_tokens, or the minted ticket that says how many")
         return cls(
             num_tokens=check_count(num_tokens, low=0, high=MOST_TOKENS, called="offer: num_tokens"),
             readers=check_count(1 if readers is None else readers, low=1, high=MOST_READERS, called="offer: readers"),

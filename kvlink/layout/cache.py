@@ -143,6 +143,16 @@ class KVCache:
             extents.append(region)
         return self._located(self.layout.groups, self._absolute_parts(), extents, self.layout.model)
 
+    def __repr__(self) -> str:
+        """Name the groups and their sizes."""
+        groups = ", ".join(
+            f"{group.name}: {group.num_blocks} slots"
+            if group.slots
+            else f"{group.name}: {group.num_blocks} blocks of {group.block_tokens} tokens"
+            for group in self.layout.groups
+        )
+        return f"<kvlink.KVCache {groups}; {sum(self.layout.region_bytes):,} bytes>"
+
     @property
     def groups(self) -> tuple[str, ...]:
         """Names of the groups, in the order in which ``blocks`` lists their tables."""

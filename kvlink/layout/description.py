@@ -61,7 +61,9 @@ class TensorDescription:
 
     def _check_component(self) -> None:
         if ("slot" in self.axes) == (self.block_tokens is not None):
-            raise InvalidArgument("block_tokens goes with a block axis; a slot holds no tokens")
+            if "slot" in self.axes:
+                raise InvalidArgument("block_tokens goes with a block axis; a slot holds no tokens")
+            raise InvalidArgument("axes has a block axis: give block_tokens, the tokens that a block holds")
         if self.component not in (None, "latent", "state", "scale"):
             raise InvalidArgument(f"component is 'latent', 'state' or 'scale', not {self.component!r}")
         if "slot" in self.axes and self.component not in (None, "state"):

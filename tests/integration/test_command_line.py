@@ -83,6 +83,7 @@ def test_the_benchmark_prints_a_table_for_people(tmp_path):
         (("--lane", "pigeon"), "InvalidArgument"),
         (("--block-bytes", "64KB"), "InvalidArgument"),
         (("--memory", "borrowed"), "InvalidArgument"),
+        (("--json", "/no/such/folder/rows.json"), "ConfigError"),
     ],
 )
 def test_what_cannot_be_measured_is_one_line_and_exit_code_1(arguments, error):

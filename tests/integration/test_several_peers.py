@@ -132,7 +132,7 @@ def test_a_lane_that_cannot_serve_is_refused_instead_of_replaced(spawn: Callable
     pair = Pair(spawn(), spawn(), LANES[0])
     pair.open(source=Placement(memory="numpy"), target=Placement(memory="numpy"))
     pulled = pair.pull(pair.offer(REQUEST)[1], REQUEST, require="mapped")
-    with pytest.raises(errors.LaneUnavailable, match="mapped"):
+    with pytest.raises(errors.LaneUnavailable, match="'mapped' is required: region 0 .* was not made by kvlink.empty"):
         pair.target.call("wait", pulled)
     pair.target.call("wait_released", pulled)
     pair.verify()

@@ -32,9 +32,11 @@ def tables(blocks: Any, *groups: Group, num_tokens: int = 11) -> list[list[int]]
         np.array([3, -1, 4], dtype=np.int32),
         np.array([3, 9, -1, 9, 4, 9], dtype=np.int32)[::2],
         [np.int32(3), np.int64(-1), 4],
+        np.array([3, -1, 4]),
+        np.array([3, -1, 4], dtype=">i4"),
         {"full": [3, -1, 4]},
     ],
-    ids=["list", "tuple", "array", "strided", "scalars", "mapping"],
+    ids=["list", "tuple", "array", "strided", "scalars", "int64", "swapped", "mapping"],
 )
 def test_every_form_gives_the_same_table(blocks: Any) -> None:
     assert tables(blocks) == [[3, -1, 4]]
@@ -81,10 +83,10 @@ def test_groups_come_in_the_order_of_the_cache() -> None:
         (np.zeros((3, 1), dtype=np.int32), (FULL,), "2 dimensions"),
         (np.array([0, 1, 8], dtype=np.int32), (FULL,), r"block 8 is outside \[0, 8\)"),
         (np.array([5, -1, 5], dtype=np.int32), (FULL,), "block 5 appears twice"),
-        (np.array([0, 1, 2], dtype=">i4"), (FULL,), "array of >i4; give int32"),
-        (np.arange(3), (FULL,), "array of int64; give int32"),
         (np.arange(3.0), (FULL,), "array of float64; give int32"),
-        (np.arange(3, dtype=np.uint32), (FULL,), "array of uint32; give int32"),
+        (np.array([True, False, True]), (FULL,), "array of bool; give int32"),
+        (np.array([0, 1, 1 << 32]), (FULL,), "a block id that is no 32-bit integer"),
+        (np.array([0, 1, 1 << 31], dtype=np.uint32), (FULL,), "a block id that is no 32-bit integer"),
         ("012", (FULL,), "not str"),
         (b"012", (FULL,), "not bytes"),
         (7, (FULL,), "not int"),

@@ -123,7 +123,7 @@ def test_latents_may_have_heads():
         (tensor(5, 8), {"axes": "slot dim", "window": 4}, "neither tokens nor a window"),
         (tensor(5, 8), {"axes": "slot dim", "component": "scale"}, "hold the component 'state'"),
         ({"k": tensor(5, 8), "v": tensor(5, 8)}, {"axes": "slot dim"}, r"one tensor, not \['k', 'v'\]"),
-        (tensor(5, 4, 8), {"axes": "block token dim"}, "block_tokens goes with a block axis"),
+        (tensor(5, 4, 8), {"axes": "block token dim"}, "axes has a block axis: give block_tokens"),
         (tensor(5, 4, 8), {"axes": "block token dim", "block_tokens": 4, "component": "state"}, "needs a slot axis"),
         (tensor(5, 4, 8), {"axes": "block token dim", "block_tokens": 4, "component": "q"}, "not 'q'"),
         (tensor(5, 4), {"axes": "block token", "block_tokens": 4}, "'dim' is missing"),
