@@ -18,9 +18,11 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "close_deadline_s": (0.0, 300.0),
     "pending_handshakes": (1, 4096),
     "pending_connects": (1, 4096),
+    "ask_sessions": (1, 4096),
     "lease_cap_s": (0.0, 86400.0),
     "max_handoffs": (1, 1 << 20),
     "payload_bytes": (0, 4 << 20),
+    "push_at_once_tokens": (0, (1 << 31) - 1),
     "peer_window_bytes": (1, 1 << 50),
     "node_window_bytes": (1, 1 << 50),
     "quarantined_blocks": (0, 1 << 40),
@@ -47,13 +49,18 @@ class Limits:
     pending_connects
         Peers that may be dialed at once; a pull that needs another one gets ``Busy``. All sources
         of one ticket are admitted together, however many they are.
+    ask_sessions
+        Connections on which peers may ask something at once. When a further one is needed, the one that
+        has been idle longest ends; without an idle one the peer gets ``Busy``.
     lease_cap_s
         Readers that are still at it renew the lease of an offer, but never past this age of it.
         ``ttl_s`` may be longer: such an offer is not renewed, and ends by its own ``ttl_s``.
     max_handoffs
         Offers and pulls that may be live at once; a further one gets ``Busy``.
     payload_bytes
-        Largest payload of one offer.
+        Largest payload of one offer, or of one push.
+    push_at_once_tokens
+        Pushes of fewer tokens move at once when they are committed, whatever was said to be ready before.
     peer_window_bytes
         Bytes of pulls from one peer that may move at once. Further pulls wait in their order; one
         that is larger moves while no other of that peer does.
@@ -70,9 +77,11 @@ class Limits:
     close_deadline_s: float = 2.0
     pending_handshakes: int = 128
     pending_connects: int = 64
+    ask_sessions: int = 256
     lease_cap_s: float = 300.0
     max_handoffs: int = 16384
     payload_bytes: int = 1 << 20
+    push_at_once_tokens: int = 512
     peer_window_bytes: int = 1 << 30
     node_window_bytes: int = 4 << 30
     quarantined_blocks: int = 16384

@@ -22,11 +22,11 @@ from kvlink.config import Limits
 from kvlink.errors import AuthenticationFailed, KvlinkError, PeerLost
 from kvlink.handoff import handshake
 from kvlink.handoff.address import join_address
+from kvlink.handoff.answer import Answerer
 from kvlink.handoff.deadline import Deadline
 from kvlink.handoff.framed_socket import FramedSocket
-from kvlink.handoff.introduction import Introduction
-from kvlink.handoff.native import NativeEngine
-from kvlink.handoff.pairing import template_between
+from kvlink.handoff.life import Life
+from kvlink.handoff.pairing import Share, template_between
 from kvlink.handoff.pool_socket import PoolSocket
 
 __all__ = ["Acceptor"]
@@ -63,19 +63,20 @@ class Acceptor:
 
     def __init__(
         self,
-        engine: NativeEngine,
-        introduction: Introduction,
+        life: Life,
         *,
         listener: socket.socket,
         pools: PoolSocket,
         keyring: handshake.Keyring,
+        answerer: Answerer,
         limits: Limits,
     ) -> None:
-        self._name = introduction.name
-        self._served: tuple[NativeEngine, Introduction] | KvlinkError = (engine, introduction)  # or why nobody is
+        self._name = life.introduction.name
+        self._served: Life | KvlinkError = life  # or why nobody is
         self._listener = listener
         self._pools = pools
         self._keyring = keyring
+        self._answerer = answerer
         self._limits = limits
         self._lock = threading.RLock()
         self._pending: dict[_Pending, None] = {}  # in the order of their arrival
@@ -90,16 +91,18 @@ class Acceptor:
         self._thread = threading.Thread(target=self._listen, name="kvlink-accept", daemon=True)
         self._thread.start()
 
-    def serve(self, engine: NativeEngine, introduction: Introduction) -> None:
-        """Give connections to `engine` from now on."""
-        self._served = engine, introduction
+    def serve(self, life: Life) -> None:
+        """Give connections to `life` from now on."""
+        self._served = life
 
     def stop_serving(self, why: KvlinkError, *, deadline_s: float) -> None:
         """Tell authenticated dialers `why` they are refused from now on, and end the handshakes under way."""
         self._served = why
         with self._lock:
             pending = list(self._pending)
-        self._end(pending, Deadline(deadline_s))
+        deadline = Deadline(deadline_s)
+        self._end(pending, deadline)
+        self._answerer.end_sessions(deadline)
 
     def counts(self) -> dict[str, int]:
         """Return how many connections ended how: "accepted", "pools passed", "cut off", or an error's name."""
@@ -115,6 +118,7 @@ class Acceptor:
         with contextlib.suppress(OSError):  # closed by the call before this one
             self._wake_sender.send(b"x")
         self._end(pending, deadline)
+        self._answerer.close(deadline)
         if self._thread is not threading.current_thread():
             self._thread.join(timeout=max(0.0, deadline.remaining_s))
         self._listener.close()
@@ -220,15 +224,20 @@ class Acceptor:
         served = self._served
         if isinstance(served, KvlinkError):
             raise type(served)(*served.args)
-        engine, me = served
+        me = served.introduction
         handshake.send(link, me.as_source())
-        target = handshake.receive(link, wire.IntroduceTarget)
+        target = handshake.receive_wish(link)
+        if isinstance(target, wire.IntroduceAsker):
+            with self._lock:
+                self._pending.pop(pending, None)  # It has its own limit from here on.
+            self._answerer.serve(link, target)
+            return
         me.check_wanted(target)
         template = template_between(me.packed_layout, target.layout)
         token_valid_s = max(0.0, pending.deadline.remaining_s)
         handshake.send(link, me.welcome(target, pools=self._pools, token_valid_s=token_valid_s))
         # From here on the descriptor is the engine's, whether it succeeds or raises.
-        engine.attach_claimant(
+        peer = served.engine.attach_claimant(
             fd=link.detach(),
             epoch=target.epoch,
             name=target.name,
@@ -237,6 +246,7 @@ class Acceptor:
             ucx_address=target.ucx_address,
             same_host=me.is_same_host(target),
         )
+        served.claimants.note(target.epoch, Share.of(target.layout).digest, peer)
 
     def _log_refused(self, error: KvlinkError) -> None:
         _log.debug("refused a connection: %s", error)

@@ -94,6 +94,11 @@ class Handle:
         """
         return tuple(FailedRange(*one) for one in self._handoff.failed)
 
+    def _payload(self) -> bytes:
+        if not self.poll():
+            raise InvalidArgument(f"payload of {self._title}: there is no outcome yet, wait for it first")
+        return self._handoff.payload
+
     @property
     def bytes(self) -> int:
         """Bytes of KV cache moved."""
@@ -229,6 +234,4 @@ class Pull(Handle):
         InvalidArgument
             If there is no outcome yet.
         """
-        if not self.poll():
-            raise InvalidArgument(f"payload of {self._title}: there is no outcome yet, wait for it first")
-        return self._handoff.payload
+        return self._payload()

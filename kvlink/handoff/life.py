@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kvlink import wire
 from kvlink.config import Limits
 from kvlink.errors import KvlinkError, NotReady, OutOfMemory
+from kvlink.handoff.ask import Asker
 from kvlink.handoff.block_tables import Group
+from kvlink.handoff.call import Caller
+from kvlink.handoff.claimants import Claimants
 from kvlink.handoff.connect import Connector
 from kvlink.handoff.dial import Dialer
 from kvlink.handoff.handshake import Keyring
@@ -42,6 +46,12 @@ class Life:
         The cache as the user gave it; ``None`` once it is forgotten.
     cache
         The same, with its regions as peers see them.
+    asker
+        Asks other nodes in the name of this life.
+    claimants
+        Who is connected to read from here.
+    caller
+        Finds the connections that pushes go by.
     """
 
     def __init__(
@@ -51,6 +61,7 @@ class Life:
         *,
         epoch: bytes,
         name: str,
+        address: str,
         engine: NativeEngine,
         keyring: Keyring,
         lanes: tuple[str, ...],
@@ -74,6 +85,13 @@ class Life:
             keys=tuple(engine.pack_keys()),
             ucx_address=engine.ucx_address(),
         )
+        self.asker = Asker(
+            lambda: wire.IntroduceAsker(epoch=epoch, name=name, address=address),
+            keyring=keyring,
+            connect_timeout_s=limits.connect_timeout_s,
+        )
+        self.claimants = Claimants(engine.is_peer_lost)
+        self.caller = Caller(self.asker, self.claimants, name=name, limits=limits)
         self.dialer = Dialer(
             engine,
             name=name,
@@ -115,7 +133,9 @@ class Life:
         the memory; a peer that mapped it lets go when it sees its connection end.
         """
         until = time.monotonic() + deadline_s
-        self.dialer.close(deadline_s=deadline_s, why=why)
+        self.asker.close(why)
+        self.caller.close(why, deadline_s=deadline_s)
+        self.dialer.close(deadline_s=max(0.0, until - time.monotonic()), why=why)
         self.engine.close(deadline_s=max(0.0, until - time.monotonic()), code=type(why).__name__, message=str(why))
 
     def forget_cache(self) -> None:

@@ -16,11 +16,14 @@ from kvlink.config import Limits
 from kvlink.errors import Closed, DeadlineExceeded, InvalidArgument, NotReady, UnsupportedMemory
 from kvlink.handoff.accept import Acceptor
 from kvlink.handoff.address import listen_on
+from kvlink.handoff.answer import Answerer
 from kvlink.handoff.awaiting import Awaiters
+from kvlink.handoff.call import CALL_BACK, answer_call
 from kvlink.handoff.handshake import Keyring, Secrets
 from kvlink.handoff.life import Life, new_epoch, whole_pool
 from kvlink.handoff.native import NativeEngine
 from kvlink.handoff.pool_socket import PoolSocket
+from kvlink.handoff.rendezvous import ANNOUNCE, Rendezvous
 from kvlink.memory import pool_of
 from kvlink.transport import open_ucx
 
@@ -57,6 +60,10 @@ class Running:
         The present life; the last one while suspended, whose calls raise ``NotReady``.
     keyring
         The secrets that are valid now.
+    answerer
+        Knows who answers what peers ask.
+    rendezvous
+        The tickets that peers have announced, and those that are expected.
     """
 
     def __init__(self, cache: KVCache, settings: NodeSettings) -> None:
@@ -90,12 +97,16 @@ class Running:
         undo.callback(self.life.engine.close, deadline_s=0.0)
         self.awaiters = Awaiters(self.life.engine.wake_fd())
         undo.callback(self.awaiters.close)
+        self.answerer = Answerer(name=settings.name, limits=settings.limits)
+        self.rendezvous = Rendezvous(name=settings.name)
+        self.answerer.register(ANNOUNCE, self.rendezvous.answer)
+        self.answerer.register(CALL_BACK, lambda question: answer_call(question, self.life.dialer))
         self.acceptor = Acceptor(
-            self.life.engine,
-            self.life.introduction,
+            self.life,
             listener=listener,
             pools=self._pool_socket,
             keyring=self.keyring,
+            answerer=self.answerer,
             limits=settings.limits,
         )
 
@@ -111,6 +122,7 @@ class Running:
                 cache,
                 epoch=epoch,
                 name=settings.name,
+                address=self.address,
                 engine=engine,
                 keyring=self.keyring,
                 lanes=settings.lanes,
@@ -139,6 +151,11 @@ class Running:
             raise Closed(f"{operation}: the node is closed")
 
     @property
+    def name(self) -> str:
+        """What peers and messages call the node."""
+        return self._settings.name
+
+    @property
     def state(self) -> str:
         """See ``Node.state``."""
         if self.closed:
@@ -149,6 +166,17 @@ class Running:
             return "draining"
         quarantined = self.life.engine.holds()["quarantined"]
         return "quarantined" if quarantined > self._settings.limits.quarantined_blocks else "ready"
+
+    def ring(self) -> None:
+        """Tell engines and awaiting coroutines of an event that is not the native core's."""
+        engine = self.life.engine  # Its bells exist for as long as it does, closed or not.
+        with contextlib.suppress(OSError):
+            os.eventfd_write(engine.fileno(), 1)
+            os.eventfd_write(engine.wake_fd(), 1)
+
+    def ask(self, address: str, kind: str, body: bytes, *, deadline_s: float, epoch: bytes = b"") -> bytes:
+        """Return what the node at `address` answers, see ``Asker.ask``. Waits: not for a user's thread."""
+        return self.life.asker.ask(address, kind, body, deadline_s=deadline_s, epoch=epoch)
 
     def counters(self) -> dict[str, int]:
         """Return what was counted over all lives."""
@@ -202,7 +230,7 @@ class Running:
             self.life = self._new_life(cache, before=ended)
             self._counted = (past + Counter(ended.counters()), self.life.engine)
             self._suspended = self._draining = False
-            self.acceptor.serve(self.life.engine, self.life.introduction)
+            self.acceptor.serve(self.life)
 
     def close(self, deadline_s: float | None = None) -> None:
         """End everything; see ``Node.close``. Idempotent; a second caller waits for the first."""
@@ -214,6 +242,7 @@ class Running:
         with self._closing:
             self.acceptor.close(deadline_s=deadline_s)
             why = Closed(f"the node {self._settings.name} is closed")
+            self.rendezvous.close(why)
             self.life.end(why, deadline_s=max(0.0, until - time.monotonic()))
             self.awaiters.close()
             _live.discard(self)
