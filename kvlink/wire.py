@@ -173,16 +173,20 @@ class _Decode(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """How one version writes what follows Challenge. Hello and Challenge are the same in every version."""
+    """How one version writes what follows Challenge. Hello and Challenge are the same in every version.
 
+    ``number`` is the version; the native core writes it into each of its frames, and takes no other.
+    """
+
+    number: int
     encode: _Encode = encode
     decode: _Decode = decode
 
 
-COMMON = Dialect()
+COMMON = Dialect(number=0)
 """How messages are written before a version is chosen, refusals included."""
 
-DIALECTS: dict[int, Dialect] = {1: Dialect()}
+DIALECTS: dict[int, Dialect] = {1: Dialect(number=1)}
 """The dialects that this build speaks, by version. ``tests/helpers/dialect_0.py`` has a frozen older one."""
 
 

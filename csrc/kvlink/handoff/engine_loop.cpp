@@ -115,7 +115,9 @@ void Engine::serve(const PeerPtr& served) {
     if (!served->lost) dispatch(served, header, body);
   });
   if (!alive && !served->lost) {
-    served->lost = Failure{Code::peer_lost, served->channel->why()};
+    const bool broken = served->channel->broken();
+    if (broken) services_.counters.protocol_errors.fetch_add(1);
+    served->lost = Failure{broken ? Code::protocol_error : Code::peer_lost, served->channel->why()};
   }
 }
 

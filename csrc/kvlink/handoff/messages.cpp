@@ -28,7 +28,7 @@ class Frame {
   Frame(std::vector<std::byte>& out, Kind kind, const AttemptId& attempt) : out_(out), start_(out.size()), body(out) {
     body.number(std::uint32_t{0});
     body.number(static_cast<std::uint8_t>(kind));
-    body.number(kDialect);
+    body.number(std::uint8_t{0});  // the dialect, see Channel::flush
     body.number(std::uint16_t{0});
     write_attempt(body, attempt);
     body.number(std::uint32_t{0});
@@ -67,7 +67,7 @@ std::optional<Header> parse_header(std::span<const std::byte, kHeaderBytes> byte
   header.dialect = reader.number<std::uint8_t>();
   (void)reader.number<std::uint16_t>();
   header.attempt = read_attempt(reader);
-  if (!is_kind(kind) || header.dialect != kDialect || header.body_bytes > kMaxBodyBytes) return std::nullopt;
+  if (!is_kind(kind) || header.body_bytes > kMaxBodyBytes) return std::nullopt;
   header.kind = static_cast<Kind>(kind);
   return header;
 }

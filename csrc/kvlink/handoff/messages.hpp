@@ -30,7 +30,10 @@ enum class Kind : std::uint8_t {
   sums = 11,    // source to target: some of the sums of its blocks, made while the grant lived
 };
 
-inline constexpr std::uint8_t kDialect = 1;
+/// The newest dialect of frames that this build speaks, and all older ones. The handshake chooses one.
+inline constexpr std::uint8_t kNewestDialect = 1;
+/// Where a header has its dialect: the channel, which knows it, fills it in.
+inline constexpr std::size_t kDialectOffset = 5;
 inline constexpr std::size_t kHeaderBytes = 40;
 /// A grant for a million blocks with the largest payload fits; anything longer is an attack or a bug.
 inline constexpr std::uint32_t kMaxBodyBytes = 16U << 20U;
@@ -94,10 +97,10 @@ struct Renewal {
   std::uint32_t lease_ms{};  // that it asks for, counted from receipt
 };
 
-/// Parses a header. Nothing if the kind or dialect is unknown or the body is longer than allowed.
+/// Parses a header, in any dialect. Nothing if the kind is unknown or the body is longer than allowed.
 [[nodiscard]] std::optional<Header> parse_header(std::span<const std::byte, kHeaderBytes> bytes) noexcept;
 
-/// Appends one whole frame to `out`.
+/// Appends one whole frame to `out`, its dialect left open.
 void write_claim(std::vector<std::byte>& out, const AttemptId& attempt, const Claim& claim);
 void write_grant(std::vector<std::byte>& out, const AttemptId& attempt, const Grant& grant);
 void write_refuse(std::vector<std::byte>& out, const AttemptId& attempt, const Failure& failure);
