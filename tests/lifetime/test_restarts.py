@@ -22,8 +22,6 @@ GIVEN = list(range(1, 8))
 TAKEN = list(range(8, 15))
 #: What the allocators of C, Python and UCX may still take once they are warm.
 RESIDENT_SLACK = 6 << 20
-#: An allocator's own, now and then; what each death left behind would be twice as many or more.
-MAPPINGS_SLACK = (KILLS - WARMED_UP) // 2
 
 
 @pytest.fixture
@@ -105,9 +103,7 @@ def test_a_worker_killed_and_restarted_at_its_address_disturbs_nobody(lane: Lane
         town.victim = town.start_victim()
     town.hand_over(town.victim, town.target)
     town.hand_over(town.source, town.victim)
-    slack = {
-        what: RESIDENT_SLACK * what.endswith("resident") + MAPPINGS_SLACK * what.endswith("mappings") for what in before
-    }
+    slack = {what: RESIDENT_SLACK if what.endswith("resident") else 0 for what in before}
     wait_until(
         lambda: all(count <= before[what] + slack[what] for what, count in town.usage().items()),
         timeout_s=5,
