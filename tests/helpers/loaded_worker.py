@@ -7,6 +7,7 @@ import ctypes
 import gc
 import threading
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,18 @@ class LoadedWorker(NodeWorker):
             "threads": len(list(Path("/proc/self/task").iterdir())),
             "resident": pages * 4096,
         }
+
+    def ucx_shared_memory(self) -> dict[str, int]:
+        """Checksums of what UCX shares with other processes, by mapping."""
+        found = {}
+        with Path("/proc/self/mem").open("rb") as memory:
+            for line in Path("/proc/self/maps").read_text().splitlines():
+                where, mode, *_ = line.split()
+                if mode == "rw-s" and ("ucx_shm" in line or "SYSV" in line):
+                    begin, end = (int(address, 16) for address in where.split("-"))
+                    memory.seek(begin)
+                    found[where] = zlib.crc32(memory.read(end - begin))
+        return found
 
     def usage_once_not_above(self, before: dict[str, int]) -> dict[str, int]:
         """The usage, once it is down to `before` or a moment has passed: what a peer has to close takes a while."""

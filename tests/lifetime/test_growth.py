@@ -66,6 +66,23 @@ def test_connecting_again_and_again_leaves_nothing(lane: Lane, workers: Callable
 
 
 @pytest.mark.slow
+def test_a_reader_by_get_writes_nothing_into_shared_memory_of_its_source(workers: Callable[..., Worker]) -> None:
+    """So one that is killed at any moment leaves no queue of the source half written."""
+    lane = next(lane for lane in LANES if lane.id == "get")
+    skip_unless_served(lane)
+    source, target = workers("source"), workers("target")
+    for role, worker in (("source", source), ("target", target)):
+        worker.call("open", Geometry(), Placement(memory=lane.memory), seed=1, name=role)
+    _, ticket = source.call("offer", [0], 4, ttl_s=600, readers=1 << 16)
+    before = source.call("ucx_shared_memory")
+    assert before
+    target.call("reconnect", ticket, 0, "source", times=3, require=lane.lane)
+    assert source.call("ucx_shared_memory") == before
+    for worker in (source, target):
+        worker.call("shut")
+
+
+@pytest.mark.slow
 def test_registering_again_and_again_leaves_nothing(workers: Callable[..., Worker]) -> None:
     worker = workers("source")
     worker.call("register_again_and_again", nodes=3, regions=REGIONS_PER_NODE)

@@ -170,8 +170,7 @@ Reach::Started Reach::make_transfer(Lane lane, std::shared_ptr<const plan::Plan>
       receiver = std::make_shared<transport::FaultyReceiver>(std::move(receiver), bytes, services.faults);
     }
     Started started{receiver, receiver};
-    // A node that may use TCP takes chunks where the handshake said: a dead peer's socket stops nobody else.
-    if (facts_.same_host && services.ucx && services.ucx->context().one_sided()) {
+    if (facts_.same_host && services.ucx) {
       const auto address = own_worker(services)->address();
       started.chunk_address.assign(address.begin(), address.end());
     }
