@@ -127,7 +127,7 @@ def prove(link: FramedSocket, secrets: Secrets) -> None:
     if secret is None:
         raise AuthenticationFailed(
             "the peer does not know the secret of this node: give both nodes the same one, or look for who "
-            "altered on its way what they said"
+            "altered on its way a nonce, a version or a proof that they exchanged"
         )
     link.seal(
         send_key=_derive(secret, "dialer seal", transcript),
@@ -160,7 +160,7 @@ def answer(link: FramedSocket, secrets: Secrets) -> None:
     if secret is None:
         raise AuthenticationFailed(
             "the two nodes do not share a secret: give both nodes the same one, or look for who altered on its way "
-            "what they said"
+            "a nonce, a version or a proof that they exchanged"
         )
     send(link, wire.Proof(macs=[_derive(secret, "acceptor proof", transcript)]))
     link.seal(
@@ -184,7 +184,7 @@ def receive(link: FramedSocket, expected: type[_M]) -> _M:
     ProtocolError, PeerLost, DeadlineExceeded, Closed
         As in `prove`.
     """
-    return _accept(link.dialect.decode(link.receive(), expected), proven=True)
+    return _accept(link.dialect.decode(link.receive(expected.__name__), expected), proven=True)
 
 
 def refuse(link: FramedSocket, error: KvlinkError) -> None:
