@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <array>
 #include <cerrno>
@@ -31,11 +30,7 @@ void drop_front(std::vector<std::byte>& buffer, std::size_t count) noexcept {
 }  // namespace
 
 Channel::Channel(int fd, std::uint8_t dialect) noexcept : fd_(fd), dialect_(dialect) {
-  ::fcntl(fd_, F_SETFL, ::fcntl(fd_, F_GETFL) | O_NONBLOCK);
-}
-
-Channel::~Channel() {
-  ::close(fd_);
+  ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
 }
 
 void Channel::write_dialect() noexcept {
@@ -50,7 +45,7 @@ void Channel::write_dialect() noexcept {
 bool Channel::flush() noexcept {
   write_dialect();
   while (sent_ < outbox_.size()) {
-    const auto count = ::send(fd_, outbox_.data() + sent_, outbox_.size() - sent_, MSG_NOSIGNAL);
+    const auto count = ::send(fd_.value(), outbox_.data() + sent_, outbox_.size() - sent_, MSG_NOSIGNAL);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
     if (count <= 0) {
@@ -75,7 +70,7 @@ bool Channel::flush() noexcept {
 bool Channel::fill() noexcept {
   std::array<std::byte, kReadChunk> chunk;
   for (std::size_t total = 0; total < kReadPerTurn;) {
-    const auto count = ::recv(fd_, chunk.data(), chunk.size(), 0);
+    const auto count = ::recv(fd_.value(), chunk.data(), chunk.size(), 0);
     if (count > 0) {
       inbox_.insert(inbox_.end(), chunk.begin(), chunk.begin() + count);
       total += static_cast<std::size_t>(count);

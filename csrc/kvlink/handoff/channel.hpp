@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kvlink/handoff/messages.hpp"
+#include "kvlink/transport/socket_fd.hpp"
 
 namespace kvlink::handoff {
 
@@ -17,11 +18,10 @@ class Channel {
  public:
   /// Takes `fd` over and makes it non-blocking. `dialect`: of all frames, both ways.
   Channel(int fd, std::uint8_t dialect) noexcept;
-  ~Channel();
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
-  [[nodiscard]] int fd() const noexcept { return fd_; }
+  [[nodiscard]] int fd() const noexcept { return fd_.value(); }
 
   /// Whole frames are appended here; `flush` writes the dialect into them and sends them.
   [[nodiscard]] std::vector<std::byte>& outbox() noexcept { return outbox_; }
@@ -53,7 +53,7 @@ class Channel {
   [[nodiscard]] std::optional<Frame> next_frame() noexcept;
   void compact() noexcept;
 
-  int fd_;
+  transport::SocketFd fd_;
   const std::uint8_t dialect_;
   bool broken_{false};
   std::string why_;
