@@ -193,16 +193,19 @@ std::optional<Sums> parse_sums(std::span<const std::byte> body) {
 }
 
 void write_renew(std::vector<std::byte>& out, std::span<const Renewal> renewals) {
-  Frame frame(out, Kind::renew, {});
-  frame.body.number(static_cast<std::uint32_t>(renewals.size()));
-  for (const Renewal& renewal : renewals) {
-    write_attempt(frame.body, renewal.attempt);
-    frame.body.number(renewal.lease_ms);
-  }
+  do {
+    const auto now = renewals.first(std::min<std::size_t>(renewals.size(), kMaxRenewals));
+    renewals = renewals.subspan(now.size());
+    Frame frame(out, Kind::renew, {});
+    frame.body.number(static_cast<std::uint32_t>(now.size()));
+    for (const Renewal& renewal : now) {
+      write_attempt(frame.body, renewal.attempt);
+      frame.body.number(renewal.lease_ms);
+    }
+  } while (!renewals.empty());
 }
 
 std::optional<std::vector<Renewal>> parse_renew(std::span<const std::byte> body) {
-  constexpr std::size_t kRenewalBytes = 32;
   FrameReader reader(body);
   const auto count = reader.number<std::uint32_t>();
   if (!reader.ok() || count > kMaxRenewals || reader.remaining() != count * kRenewalBytes) return std::nullopt;

@@ -42,8 +42,9 @@ inline constexpr std::size_t kMaxGroups = 64;
 inline constexpr std::size_t kMaxAddressBytes = 64U << 10U;
 inline constexpr std::size_t kMaxMessageText = 1024;
 
-/// More than a node can have live handoffs, and a frame takes them.
-inline constexpr std::uint32_t kMaxRenewals = 1U << 19U;
+inline constexpr std::size_t kRenewalBytes = 32;
+/// As many as one frame takes: half of what a node can have live at most.
+inline constexpr std::uint32_t kMaxRenewals = (kMaxBodyBytes - 4) / kRenewalBytes;
 
 struct Header {
   std::uint32_t body_bytes{};
@@ -107,7 +108,7 @@ void write_refuse(std::vector<std::byte>& out, const AttemptId& attempt, const F
 /// `kind`: FETCH or CHECK, which names pieces in the same way.
 void write_pieces(std::vector<std::byte>& out, Kind kind, const AttemptId& attempt, const Fetch& fetch);
 void write_sums(std::vector<std::byte>& out, const AttemptId& attempt, const Sums& sums);
-/// The header names no attempt: the body does.
+/// The header names no attempt: the body does. More than `kMaxRenewals` take more than one frame.
 void write_renew(std::vector<std::byte>& out, std::span<const Renewal> renewals);
 void write_number(std::vector<std::byte>& out, Kind kind, const AttemptId& attempt, std::uint64_t number);
 void write_empty(std::vector<std::byte>& out, Kind kind, const AttemptId& attempt);
