@@ -240,12 +240,12 @@ class Engine:
         Return the number of a peer that Python will connect; pulls may be queued on it at once.
         """
 
-    def attach_source(self, peer: int, *, fd: int, epoch: bytes, name: str, template: Template, region_bytes: Sequence[int], region_addresses: Sequence[int], region_fds: Sequence[int], pid: int, keys: Sequence[bytes], ucx_address: bytes, same_host: object, lanes: Sequence[str]) -> list[str]:
+    def attach_source(self, peer: int, *, fd: int, dialect: int, epoch: bytes, name: str, template: Template, region_bytes: Sequence[int], region_addresses: Sequence[int], region_fds: Sequence[int], pid: int, keys: Sequence[bytes], ucx_address: bytes, same_host: object, lanes: Sequence[str]) -> list[str]:
         """
         Connect an expected peer. Takes all descriptors over, also when it raises. Return usable lanes.
         """
 
-    def attach_claimant(self, *, fd: int, epoch: bytes, name: str, address: str, template: Template, ucx_address: bytes, same_host: object) -> int:
+    def attach_claimant(self, *, fd: int, dialect: int, epoch: bytes, name: str, address: str, template: Template, ucx_address: bytes, same_host: object) -> int:
         """Connect a peer that dialled. Takes `fd` over. Return its number."""
 
     def fail_peer(self, peer: int, *, code: str, message: str) -> None:

@@ -214,19 +214,22 @@ class Dialect:
 
     Attributes
     ----------
+    number
+        The version; the native core writes it into each of its frames, and takes no other.
     asks
         Whether a dialer may introduce itself to ask.
     """
 
+    number: int
     encode: _Encode = encode
     decode: _Decode = decode
     asks: bool = True
 
 
-COMMON = Dialect()
+COMMON = Dialect(number=0)
 """How messages are written before a version is chosen, refusals included."""
 
-DIALECTS: dict[int, Dialect] = {1: Dialect()}
+DIALECTS: dict[int, Dialect] = {1: Dialect(number=1)}
 """The dialects that this build speaks, by version. ``tests/helpers/dialect_0.py`` has a frozen older one."""
 
 

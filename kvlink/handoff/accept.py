@@ -239,6 +239,7 @@ class Acceptor:
         # From here on the descriptor is the engine's, whether it succeeds or raises.
         peer = served.engine.attach_claimant(
             fd=link.detach(),
+            dialect=link.dialect.number,
             epoch=target.epoch,
             name=target.name,
             address=pending.address,

@@ -149,6 +149,7 @@ class Connector:
         usable = self._engine.attach_source(
             peer,
             fd=fd,
+            dialect=meeting.link.dialect.number,
             epoch=source.epoch,
             name=source.name,
             template=template_between(source.layout, share.packed),

@@ -91,8 +91,8 @@ class FramedSocket:
             except OSError as error:
                 raise PeerLost(f"the connection broke: {error.strerror or error}") from None
 
-    def receive(self) -> bytes:
-        """Return the body of the next frame.
+    def receive(self, what: str = "") -> bytes:
+        """Return the body of the next frame, in which `what` is expected.
 
         Raises
         ------
@@ -109,7 +109,10 @@ class FramedSocket:
             return body
         body, code = body[:-_MAC_BYTES], body[-_MAC_BYTES:]
         if not hmac.compare_digest(code, _code(self._keys[1], self._received, body)):
-            raise ProtocolError("a frame was altered on its way: its code does not fit")
+            raise ProtocolError(
+                f"a frame, {what or 'a message'}, was altered on its way: its code does not fit; look for who stands "
+                "between the two nodes"
+            )
         self._received += 1
         return body
 

@@ -54,7 +54,9 @@ Secrets = tuple[bytes, ...]
 """The secrets that are valid now, the preferred one first; a single empty one stands for none."""
 
 _NONCE_BYTES = 32
-_HOW_TO_SHARE = ": give both nodes the same one; if they have it, somebody on the way alters what they say"
+_HOW_TO_SHARE = (
+    ": give both nodes the same one, or look for who altered on its way a nonce, a version or a proof that they exchanged"
+)
 # What a peer that has proved nothing may make this side raise.
 _REFUSALS_BEFORE_PROOF = {"AuthenticationFailed", "VersionMismatch", "ProtocolError", "Busy", "Closed", "NotReady"}
 
@@ -192,7 +194,7 @@ def receive(link: FramedSocket, expected: type[_M]) -> _M:
     ProtocolError, PeerLost, DeadlineExceeded, Closed
         As in `prove`.
     """
-    return _accept(link.dialect.decode(link.receive(), expected), proven=True)
+    return _accept(link.dialect.decode(link.receive(expected.__name__), expected), proven=True)
 
 
 def receive_wish(link: FramedSocket) -> wire.IntroduceTarget | wire.IntroduceAsker:

@@ -42,6 +42,20 @@ void a_frame_of_any_count_comes_back() {
   }
 }
 
+void more_than_a_frame_takes_are_in_the_next_one() {
+  const auto frames = frame_of(kMaxRenewals + 3);
+  std::uint32_t number = 0;
+  for (auto rest = std::span<const std::byte>(frames); !rest.empty();) {
+    const auto header = parse_header(rest.first<kHeaderBytes>());
+    CHECK(header && header->kind == Kind::renew);
+    const auto read = parse_renew(rest.subspan(kHeaderBytes, header->body_bytes));
+    CHECK(read && !read->empty());
+    for (const Renewal& each : *read) CHECK(each.attempt.attempt == number++);
+    rest = rest.subspan(kHeaderBytes + header->body_bytes);
+  }
+  CHECK(number == kMaxRenewals + 3);
+}
+
 void a_frame_of_another_length_is_refused() {
   const auto frame = frame_of(3);
   const auto body = std::span(frame).subspan(kHeaderBytes);
@@ -61,6 +75,7 @@ void a_count_that_no_node_could_mean_is_refused_before_anything_is_allocated() {
 int main() {
   return test::run({
       {"a_frame_of_any_count_comes_back", a_frame_of_any_count_comes_back},
+      {"more_than_a_frame_takes_are_in_the_next_one", more_than_a_frame_takes_are_in_the_next_one},
       {"a_frame_of_another_length_is_refused", a_frame_of_another_length_is_refused},
       {"a_count_that_no_node_could_mean_is_refused_before_anything_is_allocated",
        a_count_that_no_node_could_mean_is_refused_before_anything_is_allocated},

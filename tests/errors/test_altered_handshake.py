@@ -1,7 +1,8 @@
 """Each field of each message of the handshake, changed on its way or wrong from the start, is refused.
 
 A man in the middle stands between two nodes: the source advertises his address. He knows the messages and not the
-secret. What he changes before the secret is proved makes the proofs differ; behind that, a frame's code.
+secret. What he changes before the secret is proved makes the proofs differ; behind that, a frame's code. And the
+frames of the native core, which follow, are of the version that was negotiated, or end the connection.
 """
 
 from __future__ import annotations
@@ -15,14 +16,18 @@ from typing import Any
 
 import msgspec
 import pytest
+from helpers import dialect_0
 from helpers.processes import wait_until
 from helpers.tagged_pool import TaggedPool
 
 from kvlink import wire
-from kvlink.errors import AuthenticationFailed, KvlinkError, ProtocolError, VersionMismatch
+from kvlink.errors import AuthenticationFailed, KvlinkError, PeerLost, ProtocolError, VersionMismatch
 
 SECRET = "swordfish"
 PATIENCE_S = 5.0
+NATIVE_HEADER_BYTES = 40
+#: Where the header of a native frame has its dialect.
+DIALECT_OFFSET = 5
 #: What each side says, in order.
 SPOKEN = {
     "dialer": (wire.Hello, wire.Proof, wire.IntroduceTarget),
@@ -60,6 +65,8 @@ class Middle:
         self.goes_to = ""
         self.change: tuple[str, int, str] | None = None
         self.changed = 0
+        self.native_dialects: set[tuple[str, int]] = set()  # of the frames that came by, and who sent them
+        self.change_dialect = ""  # of the native frames of this side
         self.heard: list[bytes] = []  # what the dialer said on the last connection
         self._threads: list[threading.Thread] = []
         self._sockets: list[socket.socket] = []
@@ -92,8 +99,10 @@ class Middle:
                 if self.change is not None and self.change[:2] == (side, number):
                     body = self._change(body, SPOKEN[side][number], self.change[2])
                 write.sendall(struct.pack("<I", len(body)) + body)
-            while piece := stream.read1(1 << 16):  # the native core speaks
-                write.sendall(piece)
+            while header := bytearray(stream.read(NATIVE_HEADER_BYTES)):  # the native core speaks
+                self.native_dialects.add((side, header[DIALECT_OFFSET]))
+                header[DIALECT_OFFSET] ^= side == self.change_dialect
+                write.sendall(header + stream.read(struct.unpack_from("<I", header)[0]))
         with contextlib.suppress(OSError):
             write.shutdown(socket.SHUT_WR)
 
@@ -161,7 +170,8 @@ def test_a_field_changed_on_its_way_is_refused(met: Met, side: str, number: int,
     assert met.middle.changed, "the message never came by"
     if kind in SEALED:
         assert type(error) is ProtocolError
-        assert "altered on its way" in str(error)
+        assert f"{kind.__name__}, was altered on its way" in str(error)  # and its code tells no more
+        assert "look for who" in str(error)
     elif field == "magic":
         assert type(error) is ProtocolError
         assert "magic" in str(error)
@@ -169,10 +179,10 @@ def test_a_field_changed_on_its_way_is_refused(met: Met, side: str, number: int,
         assert type(error) is VersionMismatch
         assert "version" in str(error)
         assert "upgrade" in str(error)
-    else:  # nonces and codes: nobody can tell what it was
+    else:  # nobody can tell which of these it was
         assert type(error) is AuthenticationFailed
-        assert "secret" in str(error)
-        assert "altered on its way" in str(error)
+        assert "give both nodes the same" in str(error)
+        assert {"nonce": "a nonce", "macs": "a proof"}[field] in str(error).partition("altered on its way")[2]
     met.middle.change = None
     assert met.hand_over() is None
 
@@ -197,6 +207,33 @@ def test_what_a_dialer_said_before_opens_no_door_again(met: Met) -> None:
         what=lambda: f"the replay is counted: {met.source.node.counters()}",
     )
     assert met.source.node.counters()["connections: accepted"] == accepted + 1
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_frames_of_the_native_core_are_of_the_negotiated_version(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp")  # dialect 0 knows no hosts
+    with contextlib.ExitStack() as stack:
+        met = stack.enter_context(contextlib.closing(Met()))
+        stack.callback(dialect_0.speak([version]))
+        assert met.hand_over() is None
+        assert met.middle.native_dialects == {("dialer", version), ("acceptor", version)}
+
+
+@pytest.mark.parametrize("side", ["dialer", "acceptor"])
+def test_a_native_frame_of_another_version_ends_the_connection(met: Met, side: str) -> None:
+    met.middle.change = None
+    hears = met.source.node if side == "dialer" else met.target.node
+    before = hears.counters().get("protocol_errors", 0)
+    met.middle.change_dialect = side
+    try:
+        error = met.hand_over()
+    finally:
+        met.middle.change_dialect = ""
+    assert type(error) is (PeerLost if side == "dialer" else ProtocolError)
+    if side == "acceptor":
+        assert "a control frame of dialect 0, and the handshake chose 1" in str(error)
+    assert hears.counters()["protocol_errors"] == before + 1
+    assert met.hand_over() is None
 
 
 @pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)

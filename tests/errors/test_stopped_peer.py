@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from helpers.markers import Lane
 from helpers.patterns import Geometry, Placement
 from helpers.processes import spawn_worker, wait_until
+from helpers.soak import rounds
 
 from kvlink import errors
 from kvlink.testing import Worker
@@ -23,17 +25,15 @@ BLOCKS = 16  # of 2 MiB
 #: The bystander's handoffs have block 0 of either side.
 GIVEN = list(range(1, BLOCKS))
 TOKENS = 4 * len(GIVEN)
-LASTS_S = 0.6
-#: What the promise is: the deadline plus a tenth, or plus 50 ms if that is more. And what this test adds to it: the
-#: progress thread must get a processor, for which a machine that runs other things too may let it wait.
+LASTS_S = float(rounds(1, 3))
+#: What the promise is: the deadline plus a tenth, or plus 50 ms if that is more.
 PROMISED_S = max(1.1 * LASTS_S, LASTS_S + 0.05)
-BUSY_MACHINE_S = 0.15
-#: The best of so many windows of so long: what the stopped peer does to others it does all the time, what else the
-#: machine does it does in some.
-WINDOWS = 4
-MEASURED_S = 0.08
-#: The p99 of a hundred handoffs is the slowest or the next: one turn of somebody else on the processor decides.
-P99_FLOOR_S = 0.01
+#: The bytes move until so late, and for so long the peer stops and goes on again and again; then it stops for good.
+MOVES_S, ALTERNATES_S = 0.85 * LASTS_S, 0.55 * LASTS_S
+WINDOW_S = 0.06
+#: How often it is all done again where others were slower. What the stopped peer does to them it does each time; other
+#: work on this machine that falls into the windows of one kind, and delays one handoff in a hundred, does not.
+ATTEMPTS = 3
 RELEASED_S = 5.0
 
 
@@ -66,27 +66,38 @@ class Trio:
 
     def begin(self) -> tuple[int, int]:
         """Start the handoff that is going to be disturbed, once the two are connected."""
+        self.recovered = False
         offered, ticket = self.source.call("offer", [1], 4)
         self.target.call("wait", self.target.call("pull", ticket, [1], require=self.lane.lane))
         self.source.call("wait_released", offered)
         offered, ticket = self.source.call("offer_timed", GIVEN, TOKENS, ttl_s=LASTS_S)
-        self.target.call("slow_down", delay_ms=60)  # so that it is caught in the middle, and is over soon after
+        self.target.call("slow_down", delay_ms=1e3 * MOVES_S)  # so that it is always caught in the middle
+        self.began = time.monotonic()
         pulled = self.target.call("pull_timed", ticket, GIVEN, require=self.lane.lane, deadline_s=LASTS_S)
         return offered, pulled
 
-    def measure(self, source: Worker, target: Worker) -> Callable[[], float]:
-        """Return what measures the p99 of handoffs of one small block between two nodes."""
+    def measure(self, source: Worker, target: Worker) -> Callable[[], list[float]]:
+        """Return what measures handoffs of one small block between two nodes, for the time of a window."""
         _, ticket = source.call("offer", [0], 4, ttl_s=60, readers=1 << 16)
-        target.call("measure", ticket, 0, seconds=0.05, require=self.lane.lane)
 
-        def p99_s() -> float:
-            found = []
-            for _ in range(WINDOWS):
-                taken = sorted(target.call("measure", ticket, 0, seconds=MEASURED_S, require=self.lane.lane))
-                found.append(float(taken[int(0.99 * len(taken))]))
-            return min(found)
+        def window() -> list[float]:
+            taken: list[float] = target.call("measure", ticket, 0, seconds=WINDOW_S, require=self.lane.lane)
+            return taken
 
-        return p99_s
+        window()
+        return window
+
+    def slowdown(self, stopped: Worker, window: Callable[[], list[float]]) -> float:
+        """How the p99 of others compares in turns with the fault and without it. It is stopped before and after."""
+        with_fault, without = window(), list[float]()
+        while time.monotonic() < self.began + ALTERNATES_S:
+            stopped.resume()
+            without += window()
+            stopped.pause()
+            with_fault += window()
+        before_s, during_s = p99_of(without), p99_of(with_fault)
+        print(f"{self.lane.id}: p99 {1e3 * before_s:.2f} ms, with the fault {1e3 * during_s:.2f} ms")
+        return during_s / before_s
 
     def recover(self) -> None:
         """After everybody goes on, the same two hand over as ever, and no block has a byte that nobody asked for."""
@@ -115,25 +126,35 @@ def trio(lane: Lane, spawned: Callable[[Lane, str], Worker]) -> Iterator[Trio]:
             worker.kill()
 
 
-def assert_others_unmoved(before_s: float, during_s: float) -> None:
-    assert during_s < 2 * before_s + P99_FLOOR_S, f"p99 {1e3 * before_s:.2f} ms became {1e3 * during_s:.2f} ms"
+def p99_of(taken: list[float]) -> float:
+    return sorted(taken)[int(0.99 * len(taken))]
+
+
+def assert_others_unmoved(disturb: Callable[[Trio], float], trio: Trio) -> None:
+    found: list[float] = []
+    while not found or (found[-1] >= 2 and len(found) < ATTEMPTS):
+        found.append(disturb(trio))
+    assert found[-1] < 2, f"the p99 of others rose by factors of {found}"
 
 
 def test_a_stopped_source_fails_its_pulls_by_their_deadline_and_no_others(trio: Trio) -> None:
-    p99_s = trio.measure(trio.bystander, trio.target)
-    before_s = p99_s()
+    assert_others_unmoved(stop_source, trio)
+
+
+def stop_source(trio: Trio) -> float:
+    window = trio.measure(trio.bystander, trio.target)
     offered, pulled = trio.begin()
     state = trio.target.call("signal_when_moving", pulled, pid=trio.source.pid, signum=signal.SIGSTOP)
     assert state == "moving"
     trio.target.call("make_right_again")
-    during_s = p99_s()
+    slowdown = trio.slowdown(trio.source, window)
+    assert trio.target.call("snapshot", pulled).state == "moving"
     error, taken_s = trio.target.call("wait_timed", pulled, most_s=2 * LASTS_S)
     assert error == "DeadlineExceeded"
-    assert taken_s < PROMISED_S + BUSY_MACHINE_S
+    assert taken_s < PROMISED_S
     trio.target.call("wait_released", pulled, timeout_s=RELEASED_S)
     trio.target.call("fill", seed=7)  # the blocks are the engine's again
     filled = trio.target.call("checksums", GIVEN)
-    assert_others_unmoved(before_s, during_s)
 
     trio.source.resume()
     ended = trio.source.call("wait_released", offered, timeout_s=RELEASED_S)
@@ -141,22 +162,26 @@ def test_a_stopped_source_fails_its_pulls_by_their_deadline_and_no_others(trio: 
     assert not any(trio.target.call("holds").values())
     assert trio.target.call("checksums", GIVEN) == filled, "a byte landed after the blocks were released"
     trio.recover()
+    return slowdown
 
 
 def test_a_stopped_target_ends_its_offers_by_their_lease_and_no_others(trio: Trio) -> None:
-    p99_s = trio.measure(trio.source, trio.bystander)
-    before_s = p99_s()
+    assert_others_unmoved(stop_target, trio)
+
+
+def stop_target(trio: Trio) -> float:
+    window = trio.measure(trio.source, trio.bystander)
     offered, pulled = trio.begin()
     trio.target.start("signal_when_moving", pulled, pid=trio.target.pid, signum=signal.SIGSTOP)
     stopped = os.WSTOPPED | os.WNOWAIT | os.WNOHANG
     wait_until(lambda: os.waitid(os.P_PID, trio.target.pid, stopped), timeout_s=5, what="the target has stopped")
-    during_s = p99_s()
+    slowdown = trio.slowdown(trio.target, window)
+    assert trio.source.call("snapshot", offered).state == "granted"
     error, taken_s = trio.source.call("wait_timed", offered, most_s=2 * LASTS_S)
     assert error == "TicketExpired"
-    assert taken_s < PROMISED_S + BUSY_MACHINE_S
+    assert taken_s < PROMISED_S
     trio.source.call("wait_released", offered, timeout_s=RELEASED_S)
     trio.source.call("fill", seed=8)  # while the target is in the middle of reading it
-    assert_others_unmoved(before_s, during_s)
 
     trio.target.resume()
     assert trio.target.result() == "moving"
@@ -167,3 +192,4 @@ def test_a_stopped_target_ends_its_offers_by_their_lease_and_no_others(trio: Tri
     filled = trio.target.call("checksums", GIVEN)
     trio.recover()
     assert trio.target.call("checksums", GIVEN[1:]) == filled[1:]
+    return slowdown

@@ -29,6 +29,8 @@ LANES = (
     Lane(id="staged", lane="staged", memory="pool"),
     Lane(id="staged-tcp", lane="staged", memory="numpy", env={"UCX_TLS": "tcp"}),
 )
+#: Nodes that listen beyond their host may use TCP beside shared memory.
+STAGED_ANY = Lane(id="staged-any", lane="staged", memory="pool", env={"UCX_TLS": "all"})
 
 
 def ptrace_refusal() -> str:

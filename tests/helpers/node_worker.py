@@ -304,6 +304,14 @@ class NodeWorker:
         os.close(read_end)
         return said, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
+    def fork_and_stay(self, *, most_s: int = 30) -> int:
+        """Fork a child that does nothing until it is killed; returns its number."""
+        child = os.fork()
+        if child == 0:
+            signal.alarm(most_s)
+            signal.pause()
+        return child
+
     def _keep(self, handle: Any) -> int:
         self._handles.append(handle)
         return len(self._handles) - 1

@@ -117,11 +117,13 @@ class ReusingWorker:
         from_first_byte: bool,
         first_tag: int,
         script: FaultScript,
+        too_early: bool,
         **options: Any,
     ) -> Ended:
         """Pull, cancel at that time if one is given, look at what came once it is released, then refill at once.
 
-        The time counts from the pull, or from when its first byte is seen.
+        The time counts from the pull, or from when its first byte is seen. An engine that does it all `too_early`
+        takes the outcome for the release.
         """
         self.pool.check()
         self._counted = inject_faults(self.pool.node, script)
@@ -133,6 +135,7 @@ class ReusingWorker:
             cancel_after_s=cancel_after_s,
             from_first_byte=from_first_byte,
             first_tag=first_tag,
+            too_early=too_early,
         )
 
     def _finish(
@@ -144,19 +147,25 @@ class ReusingWorker:
         cancel_after_s: float | None,
         from_first_byte: bool,
         first_tag: int,
+        too_early: bool = False,
     ) -> Ended:
         while from_first_byte and handle.outcome is None and not self.pool.touched(blocks):
             pass
         if cancel_after_s is not None:
             _spin(cancel_after_s)
             handle.cancel()
-        assert handle.wait_released(timeout_s=RELEASED_S), handle
+        while too_early and handle.outcome is None:
+            pass
+        assert too_early or handle.wait_released(timeout_s=RELEASED_S), handle
         words = Counter(midway=self._counted.read()["midway"])
         for block, tag in zip(blocks, source_tags, strict=True):
             words["came"] += self.pool.holding(block, tag)
             words["stayed"] += self.pool.holding(block, self.pool.tags[block])
             words["all"] += self.pool.blocks[block].size
         self.pool.fill(blocks, first_tag=first_tag)
+        if too_early:
+            assert handle.wait_released(timeout_s=RELEASED_S), handle
+            self.pool.check()
         return self._ended(handle, words)
 
     def check(self) -> None:

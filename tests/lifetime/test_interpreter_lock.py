@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import time
 from collections.abc import Iterator
 
@@ -11,11 +13,12 @@ from helpers.patterns import Geometry, Placement, Request
 from helpers.processes import Pair, spawn_worker
 from helpers.soak import rounds
 
-from kvlink.errors import TicketExpired
+from kvlink.errors import PeerLost, TicketExpired
 from kvlink.testing import Worker
 
 REQUEST = Request(source_blocks=(6, 1, 4), target_blocks=(0, 7, 3), num_tokens=11)
 HELD_S = 2.0
+NOTICED_S = 3.0
 
 
 def test_a_source_whose_interpreter_is_blocked_serves_a_running_handoff(pair: Pair) -> None:
@@ -117,3 +120,22 @@ def test_a_forked_child_gets_a_clear_error_and_disturbs_nothing(pair: Pair) -> N
         assert "fork" in said
         assert code == 0
     pair.hand_over(REQUEST)
+
+
+def test_a_forked_child_that_lives_on_hides_no_death_of_its_parent(nodes: tuple[Worker, Worker]) -> None:
+    """It has copies of its parent's descriptors, and a connection ends when the last copy is closed."""
+    source, target = nodes
+    _, ticket = source.call("offer", [1], 4, ttl_s=60)
+    target.call("slow_down", delay_ms=60_000)
+    pulled = target.call("pull", ticket, [2], deadline_s=60)
+    target.call("signal_when_moving", pulled, pid=target.pid, signum=0)
+    child = source.call("fork_and_stay")
+    try:
+        source.kill()
+        with pytest.raises(PeerLost):
+            target.call("wait", pulled, timeout_s=NOTICED_S)
+        os.kill(child, 0)  # it is there still
+    finally:
+        os.kill(child, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(child, 0)

@@ -17,7 +17,7 @@ from helpers.processes import spawn_worker
 from helpers.reusing_worker import Ended
 from helpers.soak import SEED, rounds
 
-from kvlink.testing import FaultScript, Worker
+from kvlink.testing import FaultScript, Worker, WorkerFailed
 
 PROCESS = "helpers.reusing_worker:ReusingWorker"
 ROUNDS_PER_LANE = rounds(300, 10_000) // len(LANES)
@@ -28,6 +28,8 @@ BLOCK_BYTES = 256 << 10  # five have three chunks
 STRETCH_S = 0.012
 #: Of all aborts, those between the first and the last byte.
 LEAST_MIDWAY = 0.3
+#: Half of the rounds have a lane that goes on after a cancel.
+MOST_ROUNDS_TOO_EARLY = 40
 #: By whom. "midway" is the target, once it has seen the first byte.
 ABORTS = ("midway", "midway", "midway", "target", "source", "expiry", "deadline", "nobody")
 
@@ -71,7 +73,7 @@ class Rounds:
         self.aborted = 0
         self.outcomes: Counter[str] = Counter()
 
-    def run(self, abort: str) -> None:
+    def run(self, abort: str, *, too_early: bool = False) -> None:
         from_blocks, to_blocks = (scattered(self.rng, BLOCKS, USED) for _ in range(2))
         after_s = float(self.rng.triangular(0, 0.5 * STRETCH_S, STRETCH_S))
         # Half of the lanes go on after a cancel, as one over a network does.
@@ -96,6 +98,7 @@ class Rounds:
             deadline_s=after_s + 0.002 if abort == "deadline" else 30,
             first_tag=tags["target"],
             script=script,
+            too_early=too_early,
             require=self.lane.lane,
         )
         if abort in ("target", "midway", "deadline"):  # an offer outlives its reader
@@ -141,3 +144,17 @@ def test_aborts_at_any_moment_leave_no_wrong_byte_and_no_hold(sides: Any, lane: 
     )
     assert played.midway >= LEAST_MIDWAY * played.aborted
     assert {"None", "Cancelled"} <= set(played.outcomes) <= {"None", "Cancelled", "TicketExpired", "DeadlineExceeded"}
+
+
+@pytest.mark.slow
+def test_blocks_that_are_let_go_with_the_outcome_are_found_overwritten(sides: Any, lane: Lane) -> None:
+    """What the test above would miss if it could not fail: the same rounds, and an engine that waits for no release."""
+    played = Rounds(*sides, lane)
+    played.run("nobody")
+
+    def let_go_too_early() -> None:
+        while played.done < MOST_ROUNDS_TOO_EARLY:
+            played.run("midway", too_early=True)
+
+    with pytest.raises(WorkerFailed, match=r"words of block \d are not of tag"):
+        let_go_too_early()

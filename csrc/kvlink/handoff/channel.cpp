@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <array>
 #include <cerrno>
@@ -30,17 +29,23 @@ void drop_front(std::vector<std::byte>& buffer, std::size_t count) noexcept {
 
 }  // namespace
 
-Channel::Channel(int fd) noexcept : fd_(fd) {
-  ::fcntl(fd_, F_SETFL, ::fcntl(fd_, F_GETFL) | O_NONBLOCK);
+Channel::Channel(int fd, std::uint8_t dialect) noexcept : fd_(fd), dialect_(dialect) {
+  ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
 }
 
-Channel::~Channel() {
-  ::close(fd_);
+void Channel::write_dialect() noexcept {
+  while (dialect_written_ < outbox_.size()) {
+    std::uint32_t body_bytes{};
+    std::memcpy(&body_bytes, outbox_.data() + dialect_written_, sizeof body_bytes);
+    outbox_[dialect_written_ + kDialectOffset] = std::byte{dialect_};
+    dialect_written_ += kHeaderBytes + body_bytes;
+  }
 }
 
 bool Channel::flush() noexcept {
+  write_dialect();
   while (sent_ < outbox_.size()) {
-    const auto count = ::send(fd_, outbox_.data() + sent_, outbox_.size() - sent_, MSG_NOSIGNAL);
+    const auto count = ::send(fd_.value(), outbox_.data() + sent_, outbox_.size() - sent_, MSG_NOSIGNAL);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
     if (count <= 0) {
@@ -52,6 +57,7 @@ bool Channel::flush() noexcept {
   // The second for a peer that reads slowly, and so never lets it get empty. Half at a time, so a byte is moved once.
   if (sent_ == outbox_.size() || (sent_ > kKeptBytes && sent_ >= outbox_.size() / 2)) {
     drop_front(outbox_, sent_);
+    dialect_written_ -= sent_;
     sent_ = 0;
   }
   if (outbox_.size() - sent_ > kOutboxLimit) {
@@ -64,7 +70,7 @@ bool Channel::flush() noexcept {
 bool Channel::fill() noexcept {
   std::array<std::byte, kReadChunk> chunk;
   for (std::size_t total = 0; total < kReadPerTurn;) {
-    const auto count = ::recv(fd_, chunk.data(), chunk.size(), 0);
+    const auto count = ::recv(fd_.value(), chunk.data(), chunk.size(), 0);
     if (count > 0) {
       inbox_.insert(inbox_.end(), chunk.begin(), chunk.begin() + count);
       total += static_cast<std::size_t>(count);
@@ -82,9 +88,11 @@ std::optional<Channel::Frame> Channel::next_frame() noexcept {
   const auto rest = std::span<const std::byte>(inbox_).subspan(parsed_);
   if (broken_ || rest.size() < kHeaderBytes) return std::nullopt;
   const auto header = parse_header(rest.first<kHeaderBytes>());
-  if (!header) {
+  if (!header || header->dialect != dialect_) {
     broken_ = true;
-    why_ = "the peer sent bytes that are no control frame";
+    why_ = header ? "the peer sent a control frame of dialect " + std::to_string(header->dialect) +
+                        ", and the handshake chose " + std::to_string(dialect_)
+                  : "the peer sent bytes that are no control frame";
     return std::nullopt;
   }
   if (rest.size() - kHeaderBytes < header->body_bytes) return std::nullopt;

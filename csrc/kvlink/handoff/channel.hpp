@@ -3,26 +3,27 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "kvlink/handoff/messages.hpp"
+#include "kvlink/transport/socket_fd.hpp"
 
 namespace kvlink::handoff {
 
 /// Owns the socket. Progress thread only.
 class Channel {
  public:
-  /// Takes `fd` over and makes it non-blocking.
-  explicit Channel(int fd) noexcept;
-  ~Channel();
+  /// Takes `fd` over and makes it non-blocking. `dialect`: of all frames, both ways.
+  Channel(int fd, std::uint8_t dialect) noexcept;
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
-  [[nodiscard]] int fd() const noexcept { return fd_; }
+  [[nodiscard]] int fd() const noexcept { return fd_.value(); }
 
-  /// Frames are appended here; `flush` sends them.
+  /// Whole frames are appended here; `flush` writes the dialect into them and sends them.
   [[nodiscard]] std::vector<std::byte>& outbox() noexcept { return outbox_; }
   /// Sends what the socket takes. False once the peer is gone or reads so slowly that the outbox is over its limit.
   [[nodiscard]] bool flush() noexcept;
@@ -38,6 +39,8 @@ class Channel {
     return alive && !broken_;
   }
   [[nodiscard]] const std::string& why() const noexcept { return why_; }
+  /// Whether the peer broke the protocol, and did not only go away.
+  [[nodiscard]] bool broken() const noexcept { return broken_; }
 
  private:
   struct Frame {
@@ -46,16 +49,19 @@ class Channel {
   };
 
   [[nodiscard]] bool fill() noexcept;
+  void write_dialect() noexcept;
   [[nodiscard]] std::optional<Frame> next_frame() noexcept;
   void compact() noexcept;
 
-  int fd_;
+  transport::SocketFd fd_;
+  const std::uint8_t dialect_;
   bool broken_{false};
   std::string why_;
   std::vector<std::byte> inbox_;
   std::size_t parsed_{0};
   std::vector<std::byte> outbox_;
   std::size_t sent_{0};
+  std::size_t dialect_written_{0};  // in all frames up to here
 };
 
 }  // namespace kvlink::handoff

@@ -17,6 +17,17 @@ std::int64_t deadline_after(std::int64_t duration_ms, const char* what) {
   return now_ns() + duration_ms * kNsPerMs;
 }
 
+namespace {
+
+void check_dialect(std::uint8_t dialect) {
+  if (dialect > kNewestDialect) {
+    throw Error(Code::version_mismatch, "the native core speaks control frames up to dialect " +
+                                            std::to_string(kNewestDialect) + ", not " + std::to_string(dialect));
+  }
+}
+
+}  // namespace
+
 Engine::Engine(EngineOptions options)
     : offers_(services_),
       pulls_(services_, options.window),
@@ -126,10 +137,11 @@ std::uint64_t Engine::expect_peer(std::string address) {
   return created->id;
 }
 
-std::vector<transport::Lane> Engine::attach_source(std::uint64_t id, int fd, Epoch epoch, std::string name,
-                                                   std::shared_ptr<const plan::Template> geometry, SourceFacts facts,
-                                                   const std::vector<transport::Lane>& wanted) {
+std::vector<transport::Lane> Engine::attach_source(std::uint64_t id, int fd, std::uint8_t dialect, Epoch epoch,
+                                                   std::string name, std::shared_ptr<const plan::Template> geometry,
+                                                   SourceFacts facts, const std::vector<transport::Lane>& wanted) {
   transport::UniqueFd owned(fd);
+  check_dialect(dialect);
   auto reach = std::make_shared<Reach>(Reach::open(std::move(facts), wanted, services_.ucx != nullptr));
   auto lanes = reach->lanes();
   if (lanes.empty()) {
@@ -143,9 +155,10 @@ std::vector<transport::Lane> Engine::attach_source(std::uint64_t id, int fd, Epo
   }
   // A std::function must be copyable, so the descriptor travels in a shared holder.
   auto holder = std::make_shared<transport::UniqueFd>(std::move(owned));
-  post([this, id, holder, epoch, name = std::move(name), geometry = std::move(geometry), reach] {
+  post([this, id, holder, dialect, epoch, name = std::move(name), geometry = std::move(geometry), reach] {
     const PeerPtr found = peer(id);
     if (!found || found->state != PeerState::connecting) return;
+    found->dialect = dialect;
     found->epoch = epoch;
     found->name = name;
     found->layout_template = geometry;
@@ -156,11 +169,13 @@ std::vector<transport::Lane> Engine::attach_source(std::uint64_t id, int fd, Epo
   return lanes;
 }
 
-std::uint64_t Engine::attach_claimant(int fd, Epoch epoch, std::string name, std::string address,
+std::uint64_t Engine::attach_claimant(int fd, std::uint8_t dialect, Epoch epoch, std::string name, std::string address,
                                       std::shared_ptr<const plan::Template> geometry,
                                       std::vector<std::byte> ucx_address, bool same_host) {
   auto holder = std::make_shared<transport::UniqueFd>(fd);
+  check_dialect(dialect);
   const PeerPtr created = new_peer(PeerRole::claimant, std::move(address));
+  created->dialect = dialect;
   created->epoch = epoch;
   created->name = std::move(name);
   created->layout_template = std::move(geometry);
@@ -173,7 +188,7 @@ std::uint64_t Engine::attach_claimant(int fd, Epoch epoch, std::string name, std
 }
 
 void Engine::connect(const PeerPtr& connected, int fd) {
-  connected->channel = std::make_unique<Channel>(fd);
+  connected->channel = std::make_unique<Channel>(fd, connected->dialect);
   connected->state = PeerState::ready;
   try {
     poller_.watch(fd, connected->id);

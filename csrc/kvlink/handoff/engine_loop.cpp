@@ -115,7 +115,9 @@ void Engine::serve(const PeerPtr& served) {
     if (!served->lost) dispatch(served, header, body);
   });
   if (!alive && !served->lost) {
-    served->lost = Failure{Code::peer_lost, served->channel->why()};
+    const bool broken = served->channel->broken();
+    if (broken) services_.counters.protocol_errors.fetch_add(1);
+    served->lost = Failure{broken ? Code::protocol_error : Code::peer_lost, served->channel->why()};
   }
 }
 
@@ -239,7 +241,6 @@ void Engine::finish_thread() {
   // What UCX has begun it may go on with as long as its worker exists, which all of these keep.
   pulls_.drop_transfers();
   offers_.drop_senders();
-  services_.endpoints.clear();
   services_.private_workers.clear(poller_);
   if (services_.ucx) poller_.forget(services_.ucx->event_fd());
   // The last owner. It gives UCX some turns to close the endpoints, in which gets that were posted may still land.

@@ -38,7 +38,7 @@ class Frame {
   Frame(std::vector<std::byte>& out, Kind kind, const AttemptId& attempt) : out_(out), start_(out.size()), body(out) {
     body.number(std::uint32_t{0});
     body.number(static_cast<std::uint8_t>(kind));
-    body.number(kDialect);
+    body.number(std::uint8_t{0});  // the dialect, see Channel::flush
     body.number(std::uint16_t{0});
     write_attempt(body, attempt);
     body.number(std::uint32_t{0});
@@ -127,7 +127,7 @@ std::optional<Header> parse_header(std::span<const std::byte, kHeaderBytes> byte
   header.dialect = reader.number<std::uint8_t>();
   (void)reader.number<std::uint16_t>();
   header.attempt = read_attempt(reader);
-  if (!is_kind(kind) || header.dialect != kDialect || header.body_bytes > kMaxBodyBytes) return std::nullopt;
+  if (!is_kind(kind) || header.body_bytes > kMaxBodyBytes) return std::nullopt;
   header.kind = static_cast<Kind>(kind);
   return header;
 }
@@ -297,16 +297,19 @@ std::optional<Sums> parse_sums(std::span<const std::byte> body) {
 }
 
 void write_renew(std::vector<std::byte>& out, std::span<const Renewal> renewals) {
-  Frame frame(out, Kind::renew, {});
-  frame.body.number(static_cast<std::uint32_t>(renewals.size()));
-  for (const Renewal& renewal : renewals) {
-    write_attempt(frame.body, renewal.attempt);
-    frame.body.number(renewal.lease_ms);
-  }
+  do {
+    const auto now = renewals.first(std::min<std::size_t>(renewals.size(), kMaxRenewals));
+    renewals = renewals.subspan(now.size());
+    Frame frame(out, Kind::renew, {});
+    frame.body.number(static_cast<std::uint32_t>(now.size()));
+    for (const Renewal& renewal : now) {
+      write_attempt(frame.body, renewal.attempt);
+      frame.body.number(renewal.lease_ms);
+    }
+  } while (!renewals.empty());
 }
 
 std::optional<std::vector<Renewal>> parse_renew(std::span<const std::byte> body) {
-  constexpr std::size_t kRenewalBytes = 32;
   FrameReader reader(body);
   const auto count = reader.number<std::uint32_t>();
   if (!reader.ok() || count > kMaxRenewals || reader.remaining() != count * kRenewalBytes) return std::nullopt;

@@ -34,7 +34,10 @@ enum class Kind : std::uint8_t {
   decline = 15,  // target to source: no to a push
 };
 
-inline constexpr std::uint8_t kDialect = 1;
+/// The newest dialect of frames that this build speaks, and all older ones. The handshake chooses one.
+inline constexpr std::uint8_t kNewestDialect = 1;
+/// Where a header has its dialect: the channel, which knows it, fills it in.
+inline constexpr std::size_t kDialectOffset = 5;
 inline constexpr std::size_t kHeaderBytes = 40;
 /// A grant for a million blocks with the largest payload fits; anything longer is an attack or a bug.
 inline constexpr std::uint32_t kMaxBodyBytes = 16U << 20U;
@@ -44,8 +47,9 @@ inline constexpr std::uint32_t kMaxLayerRanges = 1U << 16U;
 inline constexpr std::size_t kMaxAddressBytes = 64U << 10U;
 inline constexpr std::size_t kMaxMessageText = 1024;
 
-/// More than a node can have live handoffs, and a frame takes them.
-inline constexpr std::uint32_t kMaxRenewals = 1U << 19U;
+inline constexpr std::size_t kRenewalBytes = 32;
+/// As many as one frame takes: half of what a node can have live at most.
+inline constexpr std::uint32_t kMaxRenewals = (kMaxBodyBytes - 4) / kRenewalBytes;
 
 struct Header {
   std::uint32_t body_bytes{};
@@ -121,10 +125,10 @@ struct Renewal {
   std::uint32_t lease_ms{};  // that it asks for, counted from receipt
 };
 
-/// Parses a header. Nothing if the kind or dialect is unknown or the body is longer than allowed.
+/// Parses a header, in any dialect. Nothing if the kind is unknown or the body is longer than allowed.
 [[nodiscard]] std::optional<Header> parse_header(std::span<const std::byte, kHeaderBytes> bytes) noexcept;
 
-/// Appends one whole frame to `out`.
+/// Appends one whole frame to `out`, its dialect left open.
 void write_claim(std::vector<std::byte>& out, const AttemptId& attempt, const Claim& claim);
 void write_grant(std::vector<std::byte>& out, const AttemptId& attempt, const Grant& grant);
 void write_refuse(std::vector<std::byte>& out, const AttemptId& attempt, const Failure& failure);
@@ -136,7 +140,7 @@ void write_ready(std::vector<std::byte>& out, const AttemptId& attempt, const Re
 void write_commit(std::vector<std::byte>& out, const AttemptId& attempt, std::span<const std::byte> payload);
 /// The header names the offer that PUSH named.
 void write_decline(std::vector<std::byte>& out, const HandoffId& offer, const Failure& failure);
-/// The header names no attempt: the body does.
+/// The header names no attempt: the body does. More than `kMaxRenewals` take more than one frame.
 void write_renew(std::vector<std::byte>& out, std::span<const Renewal> renewals);
 void write_number(std::vector<std::byte>& out, Kind kind, const AttemptId& attempt, std::uint64_t number);
 void write_empty(std::vector<std::byte>& out, Kind kind, const AttemptId& attempt);

@@ -29,6 +29,7 @@ struct Peer {
   std::string name;
   std::string address;
   Epoch epoch{};
+  std::uint8_t dialect{};                                 // of control frames, as the handshake chose
   std::shared_ptr<const plan::Template> layout_template;  // source's layout to target's, whichever of them we are
   std::unique_ptr<Channel> channel;
   Reach reach;

@@ -12,7 +12,8 @@ namespace kvlink::handoff {
 
 /// A worker's shared-memory queue is written by everyone who sends to it: a peer that is killed while it writes leaves
 /// a gap behind which nothing arrives any more, from nobody; and endpoints in mode `none` leave mappings behind until
-/// their worker ends. So what crosses shared memory gets workers of its own on both sides, which end with the peer.
+/// their worker ends. So what UCX does between nodes of one host has workers of its own on both sides, which end with
+/// the peer; for gets only the reader's, since they write nothing into the source's queue.
 /// Progress thread only.
 class PrivateWorkers {
  public:

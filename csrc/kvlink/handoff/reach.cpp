@@ -78,7 +78,7 @@ const std::shared_ptr<transport::ucx::Endpoint>& Reach::endpoint(Services& servi
   }
   if (!endpoint_) {
     if (!services.ucx) throw Error(Code::lane_unavailable, "this node does not use UCX");
-    endpoint_ = facts_.same_host ? kept_endpoint(services, peer) : open_endpoint(services, peer);
+    endpoint_ = open_endpoint(services, peer);
     transports_ = endpoint_->transports();
   }
   return endpoint_;
@@ -102,26 +102,15 @@ const std::shared_ptr<transport::ucx::Endpoint>& Reach::own_endpoint(Services& s
   return own_endpoint_;
 }
 
-std::shared_ptr<transport::ucx::Endpoint> Reach::open_endpoint(Services& services, const std::string& peer) const {
-  // Only mode `none` has shared-memory and CMA lanes; only mode `peer` survives a dead peer on a network.
-  const auto mode = facts_.same_host ? transport::ucx::FailureMode::none : transport::ucx::FailureMode::peer;
-  return std::make_shared<transport::ucx::Endpoint>(services.ucx, facts_.ucx_address, mode, peer);
-}
-
-std::shared_ptr<transport::ucx::Endpoint> Reach::kept_endpoint(Services& services, const std::string& peer) const {
-  // UCX frees an endpoint in mode `none` that its peer has connected to only with the worker: closing it would leak a
-  // socket or mappings on both sides. So a peer that connects again gets the one that it had.
-  std::erase_if(services.endpoints, [](const auto& kept) { return kept.second->failed(); });
-  auto& kept = services.endpoints[facts_.ucx_address];
-  if (!kept) {
-    try {
-      kept = open_endpoint(services, peer);
-    } catch (...) {
-      services.endpoints.erase(facts_.ucx_address);
-      throw;
-    }
+std::shared_ptr<transport::ucx::Endpoint> Reach::open_endpoint(Services& services, const std::string& peer) {
+  // Only mode `none` has shared-memory and CMA lanes; only mode `peer` survives a dead peer on a network. And what mode
+  // `none` has mapped of a peer it frees only with the worker, so that has to end with the connection.
+  if (!facts_.same_host) {
+    return std::make_shared<transport::ucx::Endpoint>(services.ucx, facts_.ucx_address,
+                                                      transport::ucx::FailureMode::peer, peer);
   }
-  return kept;
+  return std::make_shared<transport::ucx::Endpoint>(own_worker(services), facts_.ucx_address,
+                                                    transport::ucx::FailureMode::none, peer);
 }
 
 std::shared_ptr<const transport::GetSource> Reach::get_source(Services& services, const std::string& peer) {
@@ -170,8 +159,7 @@ Reach::Started Reach::make_transfer(Lane lane, std::shared_ptr<const plan::Plan>
       receiver = std::make_shared<transport::FaultyReceiver>(std::move(receiver), bytes, services.faults);
     }
     Started started{receiver, receiver};
-    // A node that may use TCP takes chunks where the handshake said: a dead peer's socket stops nobody else.
-    if (facts_.same_host && services.ucx && services.ucx->context().one_sided()) {
+    if (facts_.same_host && services.ucx) {
       const auto address = own_worker(services)->address();
       started.chunk_address.assign(address.begin(), address.end());
     }

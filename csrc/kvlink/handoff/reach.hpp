@@ -79,10 +79,7 @@ class Reach {
                                                                               const std::string& peer);
   [[nodiscard]] std::string open_lane(transport::Lane lane, bool has_ucx);
   [[nodiscard]] const std::shared_ptr<transport::ucx::Endpoint>& endpoint(Services& services, const std::string& peer);
-  [[nodiscard]] std::shared_ptr<transport::ucx::Endpoint> open_endpoint(Services& services,
-                                                                        const std::string& peer) const;
-  [[nodiscard]] std::shared_ptr<transport::ucx::Endpoint> kept_endpoint(Services& services,
-                                                                        const std::string& peer) const;
+  [[nodiscard]] std::shared_ptr<transport::ucx::Endpoint> open_endpoint(Services& services, const std::string& peer);
   [[nodiscard]] std::shared_ptr<const transport::GetSource> get_source(Services& services, const std::string& peer);
   /// What makes the transfers of a lane in which the source has no part. Throws as `make_transfer`.
   [[nodiscard]] std::function<std::shared_ptr<transport::Transfer>(std::shared_ptr<const plan::Plan>)> one_sided(
@@ -94,7 +91,7 @@ class Reach {
   std::string transports_;
   std::shared_ptr<const transport::MappedSource> mapped_;
   std::shared_ptr<const transport::VectoredSource> vectored_;
-  std::shared_ptr<transport::ucx::Worker> own_worker_;  // what sends chunks to, or takes them from, a peer of this host
+  std::shared_ptr<transport::ucx::Worker> own_worker_;  // for all that UCX does with a peer of this host
   std::vector<std::byte> own_address_;                  // where `own_endpoint_` leads
   std::shared_ptr<transport::ucx::Endpoint> own_endpoint_;
   std::shared_ptr<transport::ucx::Endpoint> endpoint_;

@@ -4,9 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <vector>
 
 #include "kvlink/handoff/handoff.hpp"
 #include "kvlink/handoff/holds.hpp"
@@ -18,7 +16,6 @@
 #include "kvlink/transport/copy_threads.hpp"
 #include "kvlink/transport/fault_script.hpp"
 #include "kvlink/transport/local_memory.hpp"
-#include "kvlink/transport/ucx/endpoint.hpp"
 #include "kvlink/transport/ucx/worker.hpp"
 #include "kvlink/transport/waker.hpp"
 
@@ -50,9 +47,7 @@ struct Services {
   Counters counters;
   transport::Waker waker;
   std::shared_ptr<transport::ucx::Worker> ucx;  // null where UCX is not used
-  /// To nodes of this host, by their address; they outlive connections. Progress thread. Cleared before `ucx`.
-  std::map<std::vector<std::byte>, std::shared_ptr<transport::ucx::Endpoint>> endpoints;
-  PrivateWorkers private_workers;  // likewise
+  PrivateWorkers private_workers;               // progress thread; cleared before `ucx`
   std::shared_ptr<transport::ChunkRouter> router;
   std::unique_ptr<transport::CopyThreads> copy_threads;
   std::shared_ptr<transport::Faults> faults;  // null but in tests
