@@ -101,9 +101,9 @@ struct Remote {
     peer->state = handoff::PeerState::ready;
     peer->name = "other";
     peer->layout_template = geometry(empty);
-    peer->channel = std::make_unique<handoff::Channel>(ends[0]);
+    peer->channel = std::make_unique<handoff::Channel>(ends[0], handoff::kNewestDialect);
     peer->reach = handoff::Reach::open({}, lanes, false);
-    end = std::make_unique<handoff::Channel>(ends[1]);
+    end = std::make_unique<handoff::Channel>(ends[1], handoff::kNewestDialect);
   }
 
   /// What the books have sent since the last call.

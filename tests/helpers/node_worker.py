@@ -213,9 +213,10 @@ class NodeWorker:
         return state
 
     def kill_when_checking(self, handle: int, *, pid: int) -> str:
-        """Kill a process the moment both sides sum what has moved; returns the state seen then."""
+        """Kill a process while both sides sum what has moved, unless that is over; returns the state seen then."""
         state = self._spin_until_moving(handle, 20.0, more=("moving",))
-        os.kill(pid, signal.SIGKILL)
+        if state == "checking":
+            os.kill(pid, signal.SIGKILL)
         return state
 
     def inject_faults(self, **script: Any) -> None:

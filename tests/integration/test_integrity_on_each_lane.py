@@ -15,6 +15,7 @@ from kvlink import errors
 GEOMETRY = Geometry(heads=3)
 REQUEST = Request(source_blocks=(6, 1, 4, 9), target_blocks=(0, 7, 3, 5, 2, 8), num_tokens=23, skip_tokens=5)
 LARGE = Request(source_blocks=tuple(range(64)), target_blocks=tuple(range(63, -1, -1)), num_tokens=256)
+MOST_TRIES = 5
 
 
 def open_unlike(pair: Pair, integrity: str) -> None:
@@ -89,15 +90,25 @@ def test_bits_that_turn_over_are_named_exactly(pair: Pair, integrity: str) -> No
     assert not any(pair.holds())
 
 
-def begin_large(pair: Pair) -> tuple[int, int]:
-    pair.open_large(64)
-    offered, ticket = pair.offer(LARGE, integrity="crc32c")
-    return offered, pair.pull(ticket, LARGE)
+def disturb_while_checked(pair: Pair, how: str, **options: Any) -> tuple[int, int]:
+    """Begin a large handoff and do something to it in the ten milliseconds in which it is checked.
+
+    Where every core is busy, whoever watches for that may not get one in time: then once more.
+    """
+    states: list[str] = []
+    while len(states) < MOST_TRIES:
+        pair.open_large(64)
+        offered, ticket = pair.offer(LARGE, integrity="crc32c")
+        pulled = pair.pull(ticket, LARGE)
+        states.append(pair.target.call(how, pulled, **options))
+        if states[-1] == "checking":
+            return offered, pulled
+        pair.target.call("wait_released", pulled)
+    raise AssertionError(f"never caught: {states}")
 
 
 def test_a_pull_can_be_cancelled_while_it_is_checked(pair: Pair) -> None:
-    offered, pulled = begin_large(pair)
-    assert pair.target.call("cancel_when_checking", pulled) == "checking"
+    offered, pulled = disturb_while_checked(pair, "cancel_when_checking")
     with pytest.raises(errors.Cancelled):
         pair.target.call("wait", pulled)
     pair.target.call("wait_released", pulled)
@@ -108,8 +119,7 @@ def test_a_pull_can_be_cancelled_while_it_is_checked(pair: Pair) -> None:
 
 def test_a_source_that_dies_while_it_is_checked_fails_the_pull(spawn: Any, lane: Any) -> None:
     pair = Pair(spawn(lane.env), spawn(lane.env), lane)
-    _, pulled = begin_large(pair)
-    assert pair.target.call("kill_when_checking", pulled, pid=pair.source.pid) == "checking"
+    _, pulled = disturb_while_checked(pair, "kill_when_checking", pid=pair.source.pid)
     with pytest.raises(errors.PeerLost):
         pair.target.call("wait", pulled)
     told = pair.target.call("wait_released", pulled)
