@@ -209,14 +209,14 @@ def test_layouts_that_cannot_be_paired_are_refused_with_the_field_and_both_value
     assert not any(opened.holds())
 
 
-@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", ":0"])
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0"])
 def test_without_a_secret_a_node_listens_on_loopback_only(listen: str) -> None:
     cache = kvlink.KVCache.from_tensors(tensors(), axes=AXES, block_tokens=4)
-    with pytest.raises(errors.ConfigError, match="secret|listen"):
+    with pytest.raises(errors.ConfigError, match=r"listen=.* there is no secret: pass secret="):
         kvlink.Node(cache, name="open-to-all", listen=listen)
 
 
-@pytest.mark.parametrize("listen", ["nowhere", "127.0.0.1", "127.0.0.1:70000", "no such host.invalid:0", 7])
+@pytest.mark.parametrize("listen", ["nowhere", ":0", "127.0.0.1", "127.0.0.1:70000", "no such host.invalid:0", 7])
 def test_an_address_that_is_none_is_refused(listen: Any) -> None:
     cache = kvlink.KVCache.from_tensors(tensors(), axes=AXES, block_tokens=4)
     with pytest.raises((errors.ConfigError, errors.InvalidArgument)):

@@ -33,7 +33,7 @@ MOVES_S, ALTERNATES_S = 0.85 * LASTS_S, 0.55 * LASTS_S
 WINDOW_S = 0.06
 #: How often it is all done again where others were slower. What the stopped peer does to them it does each time; other
 #: work on this machine that falls into the windows of one kind, and delays one handoff in a hundred, does not.
-ATTEMPTS = 3
+ATTEMPTS = 5
 RELEASED_S = 5.0
 
 
