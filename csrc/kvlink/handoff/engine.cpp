@@ -131,7 +131,8 @@ std::uint64_t Engine::expect_peer(std::string address) {
 }
 
 std::vector<transport::Lane> Engine::attach_source(std::uint64_t id, int fd, Epoch epoch, std::string name,
-                                                   std::shared_ptr<const plan::Template> geometry, SourceFacts facts,
+                                                   std::shared_ptr<const plan::Template> geometry,
+                                                   std::shared_ptr<const plan::Conversion> conversion, SourceFacts facts,
                                                    const std::vector<transport::Lane>& wanted) {
   transport::UniqueFd owned(fd);
   auto reach = std::make_shared<Reach>(Reach::open(std::move(facts), wanted, services_.ucx != nullptr));
@@ -147,12 +148,14 @@ std::vector<transport::Lane> Engine::attach_source(std::uint64_t id, int fd, Epo
   }
   // A std::function must be copyable, so the descriptor travels in a shared holder.
   auto holder = std::make_shared<transport::UniqueFd>(std::move(owned));
-  post([this, id, holder, epoch, name = std::move(name), geometry = std::move(geometry), reach] {
+  post([this, id, holder, epoch, name = std::move(name), geometry = std::move(geometry),
+        conversion = std::move(conversion), reach] {
     const PeerPtr found = peer(id);
     if (!found || found->state != PeerState::connecting) return;
     found->epoch = epoch;
     found->name = name;
     found->layout_template = geometry;
+    found->conversion = conversion;
     found->reach = std::move(*reach);
     connect(found, holder->release());
     if (found->state == PeerState::ready) pulls_.on_peer_ready(found);

@@ -67,6 +67,7 @@ void PullBook::admit() {
 bool PullBook::advance(Part& part) {
   bool busy = part.transfer->advance();
   if (part.summing) busy = part.summing->advance() || busy;
+  if (part.converting) busy = part.converting->advance() || busy;
   if (part.receiver && part.at == At::moving) {
     const std::uint32_t credits = part.receiver->take_credits();
     if (credits != 0 && part.peer->channel) {
@@ -98,6 +99,7 @@ void PullBook::drop_transfers() {
     if (part->receiver) services_.router->detach(attempt);
     part->receiver.reset();
     part->transfer.reset();
+    part->converting.reset();
   }
 }
 
@@ -124,7 +126,7 @@ bool PullBook::turn(std::int64_t now) noexcept {
     if (!part) continue;
     busy = advance(*part) || busy;
     step_part(part, On::turn, {.peer = part->peer});
-    if (part->at == At::moving || part->at == At::checking || part->at == At::draining) {
+    if (kTurning.has(part->at)) {
       moving_.push_back(attempt);
     } else {
       busy = true;

@@ -21,6 +21,7 @@
 #include "kvlink/plan/copy_plan.hpp"
 #include "kvlink/plan/sum_cells.hpp"
 #include "kvlink/transport/integrity.hpp"
+#include "kvlink/transport/scratch_memory.hpp"
 #include "kvlink/transport/summing.hpp"
 
 namespace kvlink::handoff {
@@ -88,6 +89,7 @@ class PullBook {
     std::int64_t granted_ns{0};
     std::int64_t moved_ns{0};
     std::int64_t checked_ns{0};
+    std::int64_t converted_ns{0};
     std::int64_t started_ns{0};  // the earliest of the parts
     std::uint64_t post_ns{0};
   };
@@ -105,6 +107,9 @@ class PullBook {
     std::shared_ptr<const plan::Plan> plan{};
     std::shared_ptr<transport::Transfer> transfer{};
     std::shared_ptr<transport::StagedReceiver> receiver{};
+    // Where the peer's elements are converted only.
+    std::shared_ptr<const transport::ScratchMemory> scratch{};
+    std::shared_ptr<transport::Transfer> converting{};
     // With integrity only.
     transport::Integrity integrity{};
     std::shared_ptr<const plan::SumCells> cells{};
@@ -163,6 +168,11 @@ class PullBook {
   static void send_check(Part& part);
   void sum_blocks(const PartPtr& part);
   void take_sums(const PartPtr& part, const Sums& sums);
+  // Elements in another dtype: pull_conversion.cpp.
+  /// What the lane writes: this node's memory, and scratch memory where there is something to convert.
+  [[nodiscard]] std::shared_ptr<const transport::LocalMemory> memory_of(Part& part) const;
+  void convert_blocks(const PartPtr& part);
+  void let_go_of_scratch(Part& part);
   void fail(const PartPtr& part, const Failure& failure);
   [[nodiscard]] static Failure failure_of(const Part& part, const News& news);
 
