@@ -94,6 +94,32 @@ class Plan:
         Return how many tokens from the start are right although the ranges `missing` did not arrive.
         """
 
+class Conversion:
+    """
+    What becomes of elements that arrive in another dtype. Immutable.
+
+    Made by ``kvlink.plan.compile_conversion``.
+    """
+
+    def __init__(self, *, template: Template, pairs: Sequence[tuple[str, str]], scratch_bytes: int) -> None:
+        """Check and keep the numbers. See ``csrc/kvlink/plan/conversion.hpp``."""
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Size of the scratch memory of one part."""
+
+    def run(self, plan: Plan, regions: Sequence[tuple[int, int]]) -> None:
+        """
+        Convert at once what `plan` has brought, in `regions` of (address, nbytes): those of the target and
+        scratch memory behind them. Nodes do that on their copy threads; this is for tests.
+        """
+
+def convert_elements(source: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], target: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], pair: tuple[str, str], *, plainly: object = False) -> None:
+    """
+    Convert bytes that hold elements of the first dtype of `pair` to the second; `plainly`: without what the CPU
+    has for it. For tests and benchmarks.
+    """
+
 class Pool:
     """Memory that other processes of the host can map: one sealed memfd."""
 
@@ -230,7 +256,7 @@ class Engine:
         Return the number of a peer that Python will connect; pulls may be queued on it at once.
         """
 
-    def attach_source(self, peer: int, *, fd: int, epoch: bytes, name: str, template: Template, region_bytes: Sequence[int], region_addresses: Sequence[int], region_fds: Sequence[int], pid: int, keys: Sequence[bytes], ucx_address: bytes, same_host: object, lanes: Sequence[str]) -> list[str]:
+    def attach_source(self, peer: int, *, fd: int, epoch: bytes, name: str, template: Template, conversion: Conversion | None, region_bytes: Sequence[int], region_addresses: Sequence[int], region_fds: Sequence[int], pid: int, keys: Sequence[bytes], ucx_address: bytes, same_host: object, lanes: Sequence[str]) -> list[str]:
         """
         Connect an expected peer. Takes all descriptors over, also when it raises. Return usable lanes.
         """

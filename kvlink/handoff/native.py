@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kvlink.handoff.block_tables import BlockTable
 
 if TYPE_CHECKING:
-    from kvlink._native import Template
+    from kvlink._native import Conversion, Template
 
 __all__ = ["NativeEngine", "NativeHandoff"]
 
@@ -113,6 +113,7 @@ class NativeEngine(Protocol):
         epoch: bytes,
         name: str,
         template: Template,
+        conversion: Conversion | None,
         region_bytes: list[int],
         region_addresses: list[int],
         region_fds: list[int],
