@@ -10,6 +10,7 @@
    AGAIN      1: the owner offers the same id again after the offer ended
    WIDE       1: a claim of slot 2 may ask for more than is offered
    CHECKS     1: with integrity. Two versions have equal sums if they are one
+   CONVERTS   1: the source's elements are converted
 
    Versions: blocks that hold what epoch e offered have version 1 + e. Version 0 is anything else. */
 
@@ -38,6 +39,7 @@ byte read0[4], read1[4]; /* the versions that were copied */
 byte summer[4];          /* at the source: 0 none, 1 and 2 before the first and the second block, 3 done */
 byte sum0[4], sum1[4];   /* the versions that were summed there */
 bool has_sums[4];        /* they have come */
+byte converter[4];       /* 0 none, 1 at work, 2 done */
 bool held[4], outcome[4], released[4];
 
 /* Ghosts: what really happened, for the assertions only. */
@@ -78,10 +80,12 @@ hidden byte m, g, p, i, by_peer, from_target, from_life, from_source;
 #define IF_grant_sums CHECKS
 #define IF_part_sums CHECKS
 #define IF_part_sums_here has_sums[p]
+#define IF_part_converts CONVERTS
+#define IF_part_converted (converter[p] == 2)
 #define IF_part_same_peer (life[p] == from_life && seen_source[p] == from_source)
 #define IF_part_lane_fits true
 #define IF_part_has_bytes true
-#define IF_part_drained (copier[p] == 0 || copier[p] >= 3)
+#define IF_part_drained ((copier[p] == 0 || copier[p] >= 3) && converter[p] != 1)
 #define IF_part_all_arrived (copier[p] == 3)
 /* A pull has one source here: all of its parts have moved when one has. */
 #define IF_pull_all_parts_moved true
@@ -117,7 +121,7 @@ inline GO_part(to) {
   :: to == AT_none ->
      was_granted[p] = false; was_refused[p] = false; was_answered[p] = false;
      if :: !LISTENS(p) -> net[p] = net[p] & (CLAIM | CHECK | CONFIRM | CANCEL | RENEW) :: else fi;
-     if :: IF_part_drained -> copier[p] = 0 :: else fi
+     if :: IF_part_drained -> copier[p] = 0; converter[p] = 0 :: else fi
   :: else
   fi
 }
@@ -183,19 +187,20 @@ inline DO_grant_tell_dropped() { offer_dropped() }
 inline DO_pull_ask_parts() { at_part[p] = AT_connecting; held[p] = true }
 inline DO_pull_confirm_parts() { part_confirm() }
 inline DO_pull_stop_parts() { part_stop(); pull_stopped() }
-/* P1: what is called right was offered under this ticket, and not reused while it was read. */
+/* P1: what is called right was offered under this ticket, not reused while it was read, and is in the blocks. */
+#define IN_BLOCKS (!CONVERTS || converter[p] == 2)
 inline DO_pull_note_success() {
-  assert(read0[p] == 1 + ticket[p] && read1[p] == 1 + ticket[p]); read0[p] = 0; read1[p] = 0
+  assert(IN_BLOCKS && read0[p] == 1 + ticket[p] && read1[p] == 1 + ticket[p]); read0[p] = 0; read1[p] = 0
 }
 inline DO_pull_quarantine() { assert(held[p]) }
 /* P1: so is what equal sums call right, though the rest is wrong. */
 #define SOUND(read, sum) (read[p] != sum[p] || read[p] == 1 + ticket[p])
 #define IS_CHECKED (CHECKS && copier[p] == 3 && (at_part[p] == AT_moved || at_part[p] == AT_confirming))
 inline DO_pull_note_corruption() {
-  assert(SOUND(read0, sum0) && SOUND(read1, sum1)); read0[p] = 0; read1[p] = 0
+  assert(IN_BLOCKS && SOUND(read0, sum0) && SOUND(read1, sum1)); read0[p] = 0; read1[p] = 0
 }
 inline DO_pull_note_failure() {
-  assert(!IS_CHECKED || (SOUND(read0, sum0) && SOUND(read1, sum1))); read0[p] = 0; read1[p] = 0
+  assert(!IS_CHECKED || (IN_BLOCKS && SOUND(read0, sum0) && SOUND(read1, sum1))); read0[p] = 0; read1[p] = 0
 }
 inline DO_pull_free_exclusive() { assert(held[p]); held[p] = false }
 inline DO_pull_settle() { assert(!outcome[p]); outcome[p] = true }
@@ -212,6 +217,8 @@ inline DO_part_queue() { skip }
 inline DO_part_send_check() { net[p] = net[p] | CHECK }
 inline DO_part_sum_blocks() { skip }
 inline DO_part_take_sums() { has_sums[p] = true }
+/* Only what has arrived, and only where it lies in memory of its own. */
+inline DO_part_convert_blocks() { assert(CONVERTS && copier[p] == 3); converter[p] = 1 }
 inline DO_part_start_transfer() { copier[p] = 1 }
 inline DO_part_cancel_transfer() { skip }
 inline DO_part_start_renewing() { skip }
@@ -290,7 +297,8 @@ end:
   :: d_step { WIDE && s == 2 && MAY_START(s) -> wide[s] = true; ticket[s] = epoch; start(s) }
   :: d_step { at_part[s] == AT_connecting -> sent_by(s); p = s; part_ready() }
   :: d_step { at_part[s] == AT_waiting -> p = s; part_admit() }
-  :: d_step { at_part[s] == AT_moving || at_part[s] == AT_draining || at_part[s] == AT_checking -> p = s; part_turn() }
+  :: d_step { at_part[s] == AT_moving || at_part[s] == AT_draining || at_part[s] == AT_checking ||
+              at_part[s] == AT_converting -> p = s; part_turn() }
   :: d_step { at_pull[s] == AT_open || at_pull[s] == AT_confirming -> p = s; pull_deadline() }
   :: d_step { at_pull[s] == AT_open || at_pull[s] == AT_confirming -> p = s; pull_cancel() }
   :: d_step { RENEWALS && at_part[s] == AT_moving && !renewed[s] -> renewed[s] = true; net[s] = net[s] | RENEW }
@@ -301,6 +309,8 @@ end:
   :: d_step { copier[s] == 2 -> assert(!released[s]);
        read1[s] = (ticket[s] == epoch && at_part[s] == AT_moving && !wide[s] -> content : 0); copier[s] = 3 }
   :: d_step { copier[s] == 1 || copier[s] == 2 -> copier[s] = 4 }
+  /* So may the converter, which alone writes blocks where there is one. */
+  :: d_step { converter[s] == 1 -> assert(!released[s]); converter[s] = 2 }
   /* The source's copy threads sum what lies in its blocks, whatever that is by now. */
   :: d_step { summer[s] == 1 -> sum0[s] = content; summer[s] = 2 }
   :: d_step { summer[s] == 2 -> sum1[s] = content; summer[s] = 3 }
@@ -349,7 +359,7 @@ end:
        :: i < 2 ->
           if
           :: started[i] && !released[i] ->
-             dead[i] = true; at_part[i] = AT_none; at_pull[i] = AT_none; copier[i] = 0; held[i] = false
+             dead[i] = true; at_part[i] = AT_none; at_pull[i] = AT_none; copier[i] = 0; converter[i] = 0; held[i] = false
           :: else
           fi;
           i++
