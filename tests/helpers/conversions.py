@@ -16,8 +16,9 @@ QUIET = {"float32": 0x00400000, "float16": 0x0200, "bfloat16": 0x0040}
 def converted(bits: np.ndarray, pair: tuple[str, str]) -> np.ndarray:
     """Return the bits of each element in the second dtype, for bits in the first."""
     old, new = pair
+    bits = np.ascontiguousarray(bits).view(BITS[old])
     with np.errstate(over="ignore", invalid="ignore"):
-        values = np.ascontiguousarray(bits).view(FLOATS[old]).astype(np.float32).astype(FLOATS[new])
+        values = bits.view(FLOATS[old]).astype(np.float32).astype(FLOATS[new])
     found = values.view(BITS[new])
     nan = is_nan(bits, old)
     return np.where(nan, _nans(bits, pair), found) if nan.any() else found

@@ -97,7 +97,7 @@ def begin_large(pair: Pair) -> tuple[int, int]:
 
 def test_a_pull_can_be_cancelled_while_it_is_checked(pair: Pair) -> None:
     offered, pulled = begin_large(pair)
-    assert pair.target.call("cancel_when_checking", pulled) == "checking"
+    assert pair.target.call("cancel_when_moved", pulled) == "checking"
     with pytest.raises(errors.Cancelled):
         pair.target.call("wait", pulled)
     pair.target.call("wait_released", pulled)
@@ -109,7 +109,7 @@ def test_a_pull_can_be_cancelled_while_it_is_checked(pair: Pair) -> None:
 def test_a_source_that_dies_while_it_is_checked_fails_the_pull(spawn: Any, lane: Any) -> None:
     pair = Pair(spawn(lane.env), spawn(lane.env), lane)
     _, pulled = begin_large(pair)
-    assert pair.target.call("kill_when_checking", pulled, pid=pair.source.pid) == "checking"
+    assert pair.target.call("kill_when_moved", pulled, pid=pair.source.pid) == "checking"
     with pytest.raises(errors.PeerLost):
         pair.target.call("wait", pulled)
     told = pair.target.call("wait_released", pulled)
