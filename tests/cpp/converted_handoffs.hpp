@@ -81,10 +81,11 @@ struct ConvertedPull : TargetSide {
   Remote remote{handoff::PeerRole::source, {transport::Lane::mapped}};
   std::uint32_t elements;
   std::unique_ptr<Gate> gate;
-  explicit ConvertedPull(std::uint32_t many, transport::Integrity integrity = transport::Integrity::none)
-      : TargetSide(books_table), elements(many), gate(hold_conversion(*this, *remote.peer, many)) {
-    pull({remote.peer}, std::nullopt, integrity);
-    grant_summed(remote.peer, 0, integrity);
+  explicit ConvertedPull(std::uint32_t many, transport::Integrity integrity = transport::Integrity::none,
+                         std::size_t sources = 1)
+      : TargetSide(books_table, {.peer_bytes = 1}), elements(many), gate(hold_conversion(*this, *remote.peer, many)) {
+    pull(std::vector(sources, remote.peer), std::nullopt, integrity);
+    for (std::size_t part = 0; part < sources; ++part) grant_summed(remote.peer, part, integrity);
   }
   /// Both blocks come, full of 1.5.
   void arrive() {
@@ -119,6 +120,55 @@ inline void a_few_elements_are_converted_at_once_and_only_where_they_belong() {
   }
   side.valid(0);
   CHECK(side.handle->state() == handoff::State::succeeded);
+  side.gate->open();
+}
+
+inline void scratch_memory_is_given_back_once_it_is_converted() {
+  ConvertedPull side(kFew);
+  side.arrive();
+  side.gate->open();
+  const auto& memory = transfers()[0]->memory;
+  const std::byte* const arrived = memory->at(1, 3 * kFew * 4);
+  CHECK(std::all_of(arrived, arrived + kFew * 4, [](std::byte each) { return each == std::byte{0}; }));
+  side.valid(0);
+  CHECK(memory.use_count() == 1);  // the test's own
+}
+
+inline void a_part_counts_as_moving_until_it_is_converted() {
+  ConvertedPull side(kMany, transport::Integrity::none, 2);
+  side.arrive();
+  side.turn();
+  CHECK(transfers().size() == 1);
+  side.gate->open();
+  side.turn();
+  CHECK(transfers().size() == 2);
+}
+
+inline void a_node_can_end_while_something_is_converted() {
+  ConvertedPull side(kMany);
+  side.arrive();
+  side.book.close_all({Code::closed, "scripted"});
+  side.gate->open();
+  side.services.copy_threads.reset();
+  side.book.drop_transfers();
+  side.book.release_all();
+  CHECK(side.handle->released());
+  CHECK(transfers()[0]->memory.use_count() == 1);
+}
+
+inline void without_addresses_for_scratch_memory_a_pull_fails() {
+  ConvertedPull side(kFew);
+  const plan::Conversion& small = *side.remote.peer->conversion;
+  Remote other{handoff::PeerRole::source, {transport::Lane::mapped}};
+  other.peer->layout_template = side.remote.peer->layout_template;
+  other.peer->conversion = std::make_shared<const plan::Conversion>(
+      std::shared_ptr<const plan::Template>(side.remote.peer->conversion, &small.geometry()),
+      std::vector{small.pair(0)}, std::uint64_t{1} << 60U);
+  TargetSide target(books_table);
+  target.pull({other.peer});
+  target.grant(0);
+  CHECK(target.handle->result()->failure->code == Code::out_of_memory);
+  CHECK(target.handle->released());
   side.gate->open();
 }
 
@@ -181,6 +231,10 @@ inline void what_is_summed_is_what_came_and_all_of_it_is_converted() {
 inline const Tests kConvertedHandoffs{
     {"a_few_elements_are_converted_at_once_and_only_where_they_belong",
      a_few_elements_are_converted_at_once_and_only_where_they_belong},
+    {"scratch_memory_is_given_back_once_it_is_converted", scratch_memory_is_given_back_once_it_is_converted},
+    {"a_part_counts_as_moving_until_it_is_converted", a_part_counts_as_moving_until_it_is_converted},
+    {"a_node_can_end_while_something_is_converted", a_node_can_end_while_something_is_converted},
+    {"without_addresses_for_scratch_memory_a_pull_fails", without_addresses_for_scratch_memory_a_pull_fails},
     {"nothing_is_confirmed_before_all_of_it_is_converted", nothing_is_confirmed_before_all_of_it_is_converted},
     {"a_conversion_that_is_called_off_writes_nothing", a_conversion_that_is_called_off_writes_nothing},
     {"what_is_summed_is_what_came_and_all_of_it_is_converted", what_is_summed_is_what_came_and_all_of_it_is_converted},

@@ -208,7 +208,10 @@ struct TargetSide : Node {
   std::shared_ptr<handoff::Handoff> handle;
   std::vector<handoff::PartRequest> parts;
 
-  explicit TargetSide(std::span<const handoff::Row> table) : book(services, {}, table) { transfers().clear(); }
+  explicit TargetSide(std::span<const handoff::Row> table, const handoff::WindowLimits& window = {})
+      : book(services, window, table) {
+    transfers().clear();
+  }
 
   void pull(const std::vector<handoff::PeerPtr>& peers, std::optional<transport::Lane> lane = std::nullopt,
             transport::Integrity integrity = transport::Integrity::none) {
