@@ -35,8 +35,7 @@ plan::DtypePair pair_of(const Names& names) {
   const auto from = plan::dtype_from_name(names.first);
   const auto to = plan::dtype_from_name(names.second);
   if (!from || !to) {
-    throw kvlink::Error(kvlink::Code::invalid_argument,
-                        "convert: " + names.first + " does not become " + names.second);
+    throw kvlink::Error(kvlink::Code::invalid_argument, "convert: " + names.first + " does not become " + names.second);
   }
   return {*from, *to};
 }
@@ -60,8 +59,7 @@ void run(const plan::Conversion& conversion, const plan::Plan& moved,
 void convert_elements(const ReadBytes& source, const Bytes& target, const Names& names, nb::handle plainly) {
   const plan::DtypePair pair = pair_of(names);
   const std::uint64_t count = source.size() / plan::dtype_bytes(pair.from);
-  if (count * plan::dtype_bytes(pair.from) != source.size() ||
-      count * plan::dtype_bytes(pair.to) != target.size()) {
+  if (count * plan::dtype_bytes(pair.from) != source.size() || count * plan::dtype_bytes(pair.to) != target.size()) {
     throw kvlink::Error(kvlink::Code::invalid_argument, "convert: the two sides have unlike numbers of elements");
   }
   const auto* from = reinterpret_cast<const std::byte*>(source.data());

@@ -338,8 +338,9 @@ void bind_engine(nb::module_& m) {
       .def("expect_peer", &Engine::expect_peer, nb::kw_only(), "address"_a, nb::call_guard<nb::gil_scoped_release>(),
            "Return the number of a peer that Python will connect; pulls may be queued on it at once.")
       .def("attach_source", &attach_source, "peer"_a, nb::kw_only(), "fd"_a, "epoch"_a, "name"_a, "template"_a,
-           "conversion"_a.none(), "region_bytes"_a, "region_addresses"_a, "region_fds"_a, "pid"_a, "keys"_a, "ucx_address"_a, "same_host"_a,
-           "lanes"_a, "Connect an expected peer. Takes all descriptors over, also when it raises. Return usable lanes.")
+           "conversion"_a.none(), "region_bytes"_a, "region_addresses"_a, "region_fds"_a, "pid"_a, "keys"_a,
+           "ucx_address"_a, "same_host"_a, "lanes"_a,
+           "Connect an expected peer. Takes all descriptors over, also when it raises. Return usable lanes.")
       .def("attach_claimant", &attach_claimant, nb::kw_only(), "fd"_a, "epoch"_a, "name"_a, "address"_a, "template"_a,
            "ucx_address"_a, "same_host"_a, "Connect a peer that dialled. Takes `fd` over. Return its number.")
       .def(

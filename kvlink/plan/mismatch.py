@@ -105,8 +105,7 @@ def _refuse(
     holders = "the sources have" if several else "the source has"
     differ = "differ" if field.endswith("s") else "differs"
     raise LayoutMismatch(
-        f"pair two caches: {field}{where} {differ}: {holders} {source}, the target has {target}"
-        f"{what_to_do}",
+        f"pair two caches: {field}{where} {differ}: {holders} {source}, the target has {target}{what_to_do}",
         field=field,
         source_value=str(source),
         target_value=str(target),

@@ -158,9 +158,7 @@ def plan_of(source: Rank, taken: CacheLayout, request: Request, tables: Tables) 
     return template, plan
 
 
-def move(
-    template: object, plan: Plan, source: Rank, intos: list[np.ndarray], *, way: str, cuts: Sequence[int]
-) -> None:
+def move(template: object, plan: Plan, source: Rank, intos: list[np.ndarray], *, way: str, cuts: Sequence[int]) -> None:
     """Execute a plan: from memory to memory, or through a packed stream that is cut at `cuts`."""
     froms = memory_of(source.cache)
     sender = Plan.one_sided(template, plan, "source") if way == "one sided" else plan

@@ -132,8 +132,8 @@ std::uint64_t Engine::expect_peer(std::string address) {
 
 std::vector<transport::Lane> Engine::attach_source(std::uint64_t id, int fd, Epoch epoch, std::string name,
                                                    std::shared_ptr<const plan::Template> geometry,
-                                                   std::shared_ptr<const plan::Conversion> conversion, SourceFacts facts,
-                                                   const std::vector<transport::Lane>& wanted) {
+                                                   std::shared_ptr<const plan::Conversion> conversion,
+                                                   SourceFacts facts, const std::vector<transport::Lane>& wanted) {
   transport::UniqueFd owned(fd);
   auto reach = std::make_shared<Reach>(Reach::open(std::move(facts), wanted, services_.ucx != nullptr));
   auto lanes = reach->lanes();

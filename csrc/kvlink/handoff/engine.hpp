@@ -104,8 +104,8 @@ class Engine {
 
   /// A peer that Python is about to connect to. Pulls may be given to it at once.
   [[nodiscard]] std::uint64_t expect_peer(std::string address);
-  /// Connects it. Takes `fd` over. `conversion`: of what comes in another dtype; null: nothing does. Returns the usable lanes; throws Error(lane_unavailable) when there is none, and
-  /// the peer is then failed.
+  /// Connects it. Takes `fd` over. `conversion`: of what comes in another dtype; null: nothing does. Returns the usable
+  /// lanes; throws Error(lane_unavailable) when there is none, and the peer is then failed.
   std::vector<transport::Lane> attach_source(std::uint64_t peer, int fd, Epoch epoch, std::string name,
                                              std::shared_ptr<const plan::Template> geometry,
                                              std::shared_ptr<const plan::Conversion> conversion, SourceFacts facts,

@@ -31,7 +31,7 @@ struct Peer {
   std::string address;
   Epoch epoch{};
   std::shared_ptr<const plan::Template> layout_template;  // source's layout to target's, whichever of them we are
-  std::shared_ptr<const plan::Conversion> conversion;  // of a source: what is converted here; null: nothing
+  std::shared_ptr<const plan::Conversion> conversion;     // of a source: what is converted here; null: nothing
   std::unique_ptr<Channel> channel;
   Reach reach;
   bool watches_writable{false};  // the loop wakes when the socket takes more

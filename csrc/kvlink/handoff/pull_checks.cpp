@@ -20,6 +20,9 @@ void PullBook::perform_check(Do action, const PartPtr& part, const News& news) {
     case Do::take_sums:
       take_sums(part, *news.sums);
       break;
+    case Do::convert_blocks:
+      convert_blocks(part);
+      break;
     default:
       assert(false && "a row asks a part for what only another machine does");
   }

@@ -171,9 +171,6 @@ void PullBook::perform(Do action, const PartPtr& part, const News& news) {
       // One that still writes rings the bell when it stops; one that does not would never ring.
       step_part(part, On::turn, news);
       break;
-    case Do::convert_blocks:
-      convert_blocks(part);
-      break;
     case Do::send_confirm:
       if (part->peer->channel) {
         write_number(part->peer->channel->outbox(), Kind::confirm, part->attempt, part->plan->total_bytes());
@@ -293,8 +290,8 @@ void PullBook::make_plan(const PartPtr& part, Grant& grant) {
 void PullBook::start_transfer(const PartPtr& part) {
   Fetch fetch;
   try {
-    auto started = part->peer->reach.make_transfer(part->lane, part->plan, memory_of(*part), services_,
-                                                   part->peer->title());
+    auto started =
+        part->peer->reach.make_transfer(part->lane, part->plan, memory_of(*part), services_, part->peer->title());
     part->transfer = std::move(started.transfer);
     part->receiver = std::move(started.receiver);
     if (part->receiver) fetch = fetch_of_plan(*part->plan);

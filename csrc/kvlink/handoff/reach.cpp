@@ -143,8 +143,7 @@ std::function<std::shared_ptr<transport::Transfer>(std::shared_ptr<const plan::P
   switch (lane) {
     case Lane::mapped:
       return [source = mapped_, memory, &services](std::shared_ptr<const plan::Plan> plan) {
-        return transport::make_mapped_transfer(std::move(plan), source, memory, *services.copy_threads,
-                                               services.waker);
+        return transport::make_mapped_transfer(std::move(plan), source, memory, *services.copy_threads, services.waker);
       };
     case Lane::vectored:
       return [source = vectored_, memory, &services](std::shared_ptr<const plan::Plan> plan) {
@@ -181,9 +180,8 @@ Reach::Started Reach::make_transfer(Lane lane, std::shared_ptr<const plan::Plan>
   }
   auto make = one_sided(lane, memory, services, peer);
   if (services.faults) {
-    return {
-        std::make_shared<transport::FaultyTransfer>(std::move(plan), std::move(make), memory, services.faults),
-        nullptr};
+    return {std::make_shared<transport::FaultyTransfer>(std::move(plan), std::move(make), memory, services.faults),
+            nullptr};
   }
   return {make(std::move(plan)), nullptr};
 }

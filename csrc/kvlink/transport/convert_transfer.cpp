@@ -39,9 +39,8 @@ class Converter final : public SliceCopier {
   std::uint64_t total_bytes() const noexcept override { return plan_->total_bytes(); }
 
   std::optional<SliceFailure> copy(StreamRange range) const noexcept override {
-    plan_->visit(range.begin, range.end, [this](const plan::StridedCopy& grid) noexcept {
-      convert_grid(*conversion_, *memory_, grid);
-    });
+    plan_->visit(range.begin, range.end,
+                 [this](const plan::StridedCopy& grid) noexcept { convert_grid(*conversion_, *memory_, grid); });
     finish_copies(range.end - range.begin);
     return std::nullopt;
   }
@@ -57,8 +56,9 @@ void check_memory(const plan::Conversion& conversion, const LocalMemory& memory)
   const auto& regions = memory.regions();
   const auto holds = [](const LocalRegion& region, std::uint64_t bytes) { return region.bytes >= bytes; };
   if (regions.size() != own.size() + 1 || regions.back().bytes < conversion.scratch_bytes() ||
-      !std::equal(own.begin(), own.end(), regions.begin(),
-                  [&](std::uint64_t bytes, const LocalRegion& region) { return holds(region, bytes); })) {
+      !std::equal(
+          own.begin(), own.end(), regions.begin(),
+          [&](std::uint64_t bytes, const LocalRegion& region) { return holds(region, bytes); })) {
     throw Error(Code::invalid_argument, "convert: the regions are not those that the conversion is made for");
   }
 }

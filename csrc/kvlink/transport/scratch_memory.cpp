@@ -17,8 +17,7 @@ namespace {
 std::vector<LocalRegion> with_scratch(const LocalMemory& own, std::uint64_t bytes) {
   std::vector<LocalRegion> regions = own.regions();
   regions.reserve(regions.size() + 1);
-  void* const base =
-      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* const base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) {
     throw Error(Code::out_of_memory,
                 "no " + std::to_string(bytes) +
