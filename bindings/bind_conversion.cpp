@@ -47,13 +47,26 @@ std::shared_ptr<plan::Conversion> make_conversion(std::shared_ptr<plan::Template
   return std::make_shared<plan::Conversion>(std::move(geometry), std::move(native), scratch_bytes);
 }
 
-void run(const plan::Conversion& conversion, const plan::Plan& moved,
+/// The two plans that a node makes of one request.
+std::pair<std::shared_ptr<plan::Plan>, std::shared_ptr<plan::Plan>> steps_of(
+    const plan::Conversion& conversion, const std::shared_ptr<plan::Template>& geometry, const plan::Plan& whole) {
+  std::vector<std::vector<plan::BlockPair>> pairs;
+  for (std::size_t group = 0; group < geometry->groups().size(); ++group) {
+    const auto of_group = whole.pairs(group);
+    pairs.emplace_back(of_group.begin(), of_group.end());
+  }
+  auto steps = conversion.steps_of(*geometry, std::move(pairs));
+  return {std::make_shared<plan::Plan>(geometry, std::move(steps.arrive)),
+          std::make_shared<plan::Plan>(*steps.convert)};
+}
+
+void run(const plan::Conversion& conversion, const plan::Plan& converting,
          const std::vector<std::pair<std::uintptr_t, std::uint64_t>>& regions) {
   std::vector<transport::LocalRegion> native;
   for (const auto& [address, bytes] : regions) {
     native.push_back({.base = reinterpret_cast<std::byte*>(address), .bytes = bytes});
   }
-  transport::convert_now(conversion, moved, transport::LocalMemory(std::move(native)));
+  transport::convert_now(conversion, converting, transport::LocalMemory(std::move(native)));
 }
 
 void convert_elements(const ReadBytes& source, const Bytes& target, const Names& names, nb::handle plainly) {
@@ -79,9 +92,11 @@ void bind_conversion(nb::module_& m) {
       .def(nb::new_(&make_conversion), nb::kw_only(), "template"_a, "pairs"_a, "scratch_bytes"_a,
            "Check and keep the numbers. See ``csrc/kvlink/plan/conversion.hpp``.")
       .def_prop_ro("scratch_bytes", &plan::Conversion::scratch_bytes, "Size of the scratch memory of one part.")
+      .def("steps", &steps_of, "template"_a, "plan"_a,
+           "Return the plan that moves what `plan` asks for into scratch memory, and the one that converts it.")
       .def("run", &run, "plan"_a, "regions"_a,
-           "Convert at once what `plan` has brought, in `regions` of (address, nbytes): those of the target and\n"
-           "scratch memory behind them. Nodes do that on their copy threads; this is for tests.");
+           "Execute the second plan at once, in `regions` of (address, nbytes): those of the target and scratch\n"
+           "memory behind them. Nodes do that on their copy threads; this is for tests.");
   m.def("convert_elements", &convert_elements, "source"_a, "target"_a, "pair"_a, nb::kw_only(), "plainly"_a = false,
         "Convert bytes that hold elements of the first dtype of `pair` to the second; `plainly`: without what the CPU\n"
         "has for it. For tests and benchmarks.");

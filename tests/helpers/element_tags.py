@@ -65,11 +65,13 @@ def check_handoff(sources: list[Rank], target: Rank, request: Request, rng: np.r
         cuts = rng.integers(0, 1 << 20, int(rng.integers(0, 4))).tolist()
         intos = memory_of(target.cache)
         conversion = compile_conversion(arriving, layout)
-        if conversion is not None:
-            intos.append(np.full(conversion.scratch_bytes, 0xA5, np.uint8))
-        move(template, plan, source, intos, way=way, cuts=cuts)
-        if conversion is not None:
-            conversion.run(plan, [(region.ctypes.data, region.nbytes) for region in intos])
+        if conversion is None:
+            move(template, plan, source, intos, way=way, cuts=cuts)
+            continue
+        intos.append(np.full(conversion.scratch_bytes, 0xA5, np.uint8))
+        first, second = conversion.steps(template, plan)
+        move(template, first, source, intos, way=way, cuts=cuts)
+        conversion.run(second, [(region.ctypes.data, region.nbytes) for region in intos])
     for backing, wanted in zip(target.backings, expected, strict=True):
         assert backing.tobytes() == wanted.tobytes()
 

@@ -108,6 +108,8 @@ class PullBook {
     std::shared_ptr<transport::Transfer> transfer{};
     std::shared_ptr<transport::StagedReceiver> receiver{};
     // Where the peer's elements are converted only.
+    std::shared_ptr<const plan::Plan> convert_plan{};
+    bool dense{false};  // so that it is known what scratch memory takes
     std::shared_ptr<const transport::ScratchMemory> scratch{};
     std::shared_ptr<transport::Transfer> converting{};
     // With integrity only.
@@ -162,13 +164,15 @@ class PullBook {
   void settle(Pull& pull);
   void send_claim(Part& part);
   void make_plan(const PartPtr& part, Grant& grant);
-  [[nodiscard]] std::shared_ptr<const plan::Plan> plan_of(const Part& part, const Grant& grant) const;
+  [[nodiscard]] std::vector<std::vector<plan::BlockPair>> pairs_of(const Part& part, const Grant& grant) const;
   void start_transfer(const PartPtr& part);
   void perform_check(Do action, const PartPtr& part, const News& news);
   static void send_check(Part& part);
   void sum_blocks(const PartPtr& part);
   void take_sums(const PartPtr& part, const Sums& sums);
   // Elements in another dtype: pull_conversion.cpp.
+  [[nodiscard]] static std::shared_ptr<const plan::Plan> plan_of(Part& part,
+                                                                 std::vector<std::vector<plan::BlockPair>> pairs);
   /// What the lane writes: this node's memory, and scratch memory where there is something to convert.
   [[nodiscard]] std::shared_ptr<const transport::LocalMemory> memory_of(Part& part) const;
   void convert_blocks(const PartPtr& part);

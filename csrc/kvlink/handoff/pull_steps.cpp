@@ -251,7 +251,7 @@ void PullBook::send_claim(Part& part) {
                .integrity = pull.request.integrity});
 }
 
-std::shared_ptr<const plan::Plan> PullBook::plan_of(const Part& part, const Grant& grant) const {
+std::vector<std::vector<plan::BlockPair>> PullBook::pairs_of(const Part& part, const Grant& grant) const {
   const plan::Template& geometry = *part.peer->layout_template;
   const PullRequest& request = part.pull->request;
   if (grant.num_tokens != request.num_tokens) {
@@ -271,14 +271,13 @@ std::shared_ptr<const plan::Plan> PullBook::plan_of(const Part& part, const Gran
     }
     tables.push_back({.source = grant.blocks[group.source_index], .target = request.blocks[group.target_index]});
   }
-  return std::make_shared<plan::Plan>(part.peer->layout_template,
-                                      plan::pair_groups(geometry, tables, request.skip_tokens, request.num_tokens));
+  return plan::pair_groups(geometry, tables, request.skip_tokens, request.num_tokens);
 }
 
 void PullBook::make_plan(const PartPtr& part, Grant& grant) {
   part->pull->granted_ns = now_ns();
   try {
-    part->plan = plan_of(*part, grant);
+    part->plan = plan_of(*part, pairs_of(*part, grant));
   } catch (const Error& error) {
     return fail(part, {error.code(), error.what()});
   }

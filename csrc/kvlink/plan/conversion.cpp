@@ -13,6 +13,16 @@ namespace {
   throw Error(Code::invalid_argument, "compile a conversion: " + what);
 }
 
+/// Gives the target's blocks the numbers 0, 1, 2 ... in the order of their tokens.
+void number_anew(std::vector<BlockPair>& pairs) noexcept {
+  std::int32_t before = -1;
+  std::int32_t number = -1;
+  for (BlockPair& pair : pairs) {  // A table has no block twice, so the pairs of one are neighbours.
+    if (std::exchange(before, pair.target_block) != pair.target_block) ++number;
+    pair.target_block = number;
+  }
+}
+
 }  // namespace
 
 std::optional<Dtype> dtype_from_name(std::string_view name) noexcept {
@@ -41,18 +51,28 @@ Conversion::Conversion(std::shared_ptr<const Template> geometry, std::vector<Dty
   }
 }
 
-std::shared_ptr<const Plan> Conversion::plan_of(const Plan& moved) const {
-  std::vector<std::vector<BlockPair>> pairs(geometry_->groups().size());
-  for (std::size_t group = 0; group < pairs.size(); ++group) {
+Conversion::Steps Conversion::steps_of(const Template& arriving, std::vector<std::vector<BlockPair>> pairs) const {
+  std::vector<bool> has_direct(pairs.size(), false);
+  for (const Op& op : arriving.ops()) {
+    if (op.target.region != scratch_region()) has_direct[op.group] = true;
+  }
+  Steps steps{.arrive = std::move(pairs), .convert = nullptr};
+  std::vector<std::vector<BlockPair>> converted(steps.arrive.size());
+  for (std::size_t group = 0; group < converted.size(); ++group) {
     if (geometry_->token_bytes(group) == 0) continue;
-    const auto arrived = moved.pairs(group);
-    pairs[group].assign(arrived.begin(), arrived.end());
-    for (BlockPair& pair : pairs[group]) {  // Scratch memory has the target's blocks.
-      pair.source_block = pair.target_block;
-      pair.source_token = pair.target_token;
+    converted[group] = steps.arrive[group];
+    if (has_direct[group]) {
+      steps.dense = false;
+    } else {
+      number_anew(steps.arrive[group]);
+    }
+    for (std::size_t i = 0; i < converted[group].size(); ++i) {
+      converted[group][i].source_block = steps.arrive[group][i].target_block;
+      converted[group][i].source_token = steps.arrive[group][i].target_token;
     }
   }
-  return std::make_shared<const Plan>(geometry_, std::move(pairs));
+  steps.convert = std::make_shared<const Plan>(geometry_, std::move(converted));
+  return steps;
 }
 
 }  // namespace kvlink::plan

@@ -29,8 +29,8 @@ struct DtypePair {
 
 /// From the scratch memory of a part to the target's blocks, compiled once per peer pair. Immutable.
 ///
-/// What arrives in another dtype is laid out in scratch memory, which has a place for every block of the target and
-/// stands behind the target's own regions, as one more. Then this says which elements become which.
+/// What arrives in another dtype is laid out in scratch memory, which has places for as many blocks as the target has
+/// and stands behind the target's own regions, as one more. Then this says which elements become which.
 class Conversion {
  public:
   /// `geometry` is of elements: its target side is the target's own memory, and its source side counts as if elements
@@ -47,8 +47,15 @@ class Conversion {
     return static_cast<std::uint32_t>(geometry_->target_region_bytes().size());
   }
 
-  /// What is left to do once `moved` has arrived. Its copies count as the geometry does.
-  [[nodiscard]] std::shared_ptr<const Plan> plan_of(const Plan& moved) const;
+  /// One request in two steps.
+  struct Steps {
+    std::vector<std::vector<BlockPair>> arrive;  // for the plan that a lane moves: into scratch memory
+    std::shared_ptr<const Plan> convert;         // then from there; its copies count as the geometry does
+    bool dense{true};                            // of each group's scratch memory the first blocks are taken
+  };
+  /// `pairs` are of the target's own blocks, and of the template `arriving` that leads into scratch memory. There they
+  /// are numbered anew, so that a request lies together, but in a group of which something goes to the target directly.
+  [[nodiscard]] Steps steps_of(const Template& arriving, std::vector<std::vector<BlockPair>> pairs) const;
 
  private:
   std::shared_ptr<const Template> geometry_;

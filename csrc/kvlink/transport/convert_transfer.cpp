@@ -66,20 +66,19 @@ void check_memory(const plan::Conversion& conversion, const LocalMemory& memory)
 }  // namespace
 
 std::shared_ptr<Transfer> make_convert_transfer(std::shared_ptr<const plan::Conversion> conversion,
-                                                const plan::Plan& moved, std::shared_ptr<const LocalMemory> memory,
-                                                CopyThreads& threads, const Waker& waker) {
+                                                std::shared_ptr<const plan::Plan> plan,
+                                                std::shared_ptr<const LocalMemory> memory, CopyThreads& threads,
+                                                const Waker& waker) {
   check_memory(*conversion, *memory);
-  auto plan = conversion->plan_of(moved);
   return std::make_shared<SlicedTransfer>(
       std::make_unique<Converter>(std::move(conversion), std::move(plan), std::move(memory)), threads, waker);
 }
 
-void convert_now(const plan::Conversion& conversion, const plan::Plan& moved, const LocalMemory& memory) {
+void convert_now(const plan::Conversion& conversion, const plan::Plan& plan, const LocalMemory& memory) {
   check_memory(conversion, memory);
-  const auto plan = conversion.plan_of(moved);
-  plan->visit(0, plan->total_bytes(),
-              [&](const plan::StridedCopy& grid) noexcept { convert_grid(conversion, memory, grid); });
-  finish_copies(plan->total_bytes());
+  plan.visit(0, plan.total_bytes(),
+             [&](const plan::StridedCopy& grid) noexcept { convert_grid(conversion, memory, grid); });
+  finish_copies(plan.total_bytes());
 }
 
 }  // namespace kvlink::transport

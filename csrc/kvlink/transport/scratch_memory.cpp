@@ -14,7 +14,11 @@
 namespace kvlink::transport {
 namespace {
 
-std::vector<LocalRegion> with_scratch(const LocalMemory& own, std::uint64_t bytes) {
+/// From here on large pages pay: they are cleared and given back several times as fast, and the last one of a group may
+/// be cleared for nothing.
+constexpr std::uint64_t kLargePagesBytes = std::uint64_t{8} << 20U;
+
+std::vector<LocalRegion> with_scratch(const LocalMemory& own, std::uint64_t bytes, std::uint64_t dense_bytes) {
   std::vector<LocalRegion> regions = own.regions();
   regions.reserve(regions.size() + 1);
   void* const base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -23,15 +27,15 @@ std::vector<LocalRegion> with_scratch(const LocalMemory& own, std::uint64_t byte
                 "no " + std::to_string(bytes) +
                     " bytes of address space in which elements wait to be converted: " + std::strerror(errno));
   }
-  // A large page for a small block that lies alone would take many times what was asked for.
-  (void)::madvise(base, bytes, MADV_NOHUGEPAGE);
+  (void)::madvise(base, bytes, dense_bytes >= kLargePagesBytes ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
   regions.push_back({.base = static_cast<std::byte*>(base), .bytes = bytes});
   return regions;
 }
 
 }  // namespace
 
-ScratchMemory::ScratchMemory(const LocalMemory& own, std::uint64_t bytes) : LocalMemory(with_scratch(own, bytes)) {}
+ScratchMemory::ScratchMemory(const LocalMemory& own, std::uint64_t bytes, std::uint64_t dense_bytes)
+    : LocalMemory(with_scratch(own, bytes, dense_bytes)) {}
 
 ScratchMemory::~ScratchMemory() {
   ::munmap(regions().back().base, regions().back().bytes);

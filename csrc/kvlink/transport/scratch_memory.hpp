@@ -11,12 +11,13 @@ namespace kvlink::transport {
 
 /// The regions of a node, and as one more behind them memory of the part's own, which is all zero.
 ///
-/// It has an address for every block of the target, and takes memory only for those that are written. Whatever may
-/// still write it holds this object.
+/// It has addresses for as many blocks as the target has, and takes memory only for those that are written. Whatever
+/// may still write it holds this object.
 class ScratchMemory final : public LocalMemory {
  public:
-  /// Throws Error(out_of_memory) when the system has no such range of addresses.
-  ScratchMemory(const LocalMemory& own, std::uint64_t bytes);
+  /// `dense_bytes`: so many will be written, one behind the other but for a few gaps; 0: here and there. Throws
+  /// Error(out_of_memory) when the system has no such range of addresses.
+  ScratchMemory(const LocalMemory& own, std::uint64_t bytes, std::uint64_t dense_bytes);
   ScratchMemory(const ScratchMemory&) = delete;
   ScratchMemory& operator=(const ScratchMemory&) = delete;
   ~ScratchMemory();
