@@ -108,10 +108,15 @@ class Conversion:
     def scratch_bytes(self) -> int:
         """Size of the scratch memory of one part."""
 
+    def steps(self, template: Template, plan: Plan) -> tuple[Plan, Plan]:
+        """
+        Return the plan that moves what `plan` asks for into scratch memory, and the one that converts it.
+        """
+
     def run(self, plan: Plan, regions: Sequence[tuple[int, int]]) -> None:
         """
-        Convert at once what `plan` has brought, in `regions` of (address, nbytes): those of the target and
-        scratch memory behind them. Nodes do that on their copy threads; this is for tests.
+        Execute the second plan at once, in `regions` of (address, nbytes): those of the target and scratch
+        memory behind them. Nodes do that on their copy threads; this is for tests.
         """
 
 def convert_elements(source: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], target: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], pair: tuple[str, str], *, plainly: object = False) -> None:

@@ -63,7 +63,10 @@ def test_without_the_conversion_nothing_would_be_right(monkeypatch: pytest.Monke
     template, plan = plan_of(source, delivered, request, request.source_tables[0])
     before = [backing.tobytes() for backing in target.backings]
     scratch = np.zeros(delivered.region_bytes[-1], np.uint8)
-    move(template, plan, source, [*memory_of(target.cache), scratch], way="direct", cuts=())
+    conversion = compile_conversion(delivered, target.cache.layout)
+    assert conversion is not None
+    first, _ = conversion.steps(template, plan)
+    move(template, first, source, [*memory_of(target.cache), scratch], way="direct", cuts=())
     assert [backing.tobytes() for backing in target.backings] == before
     assert scratch.any()
     monkeypatch.setattr(Conversion, "run", lambda *_: None)
@@ -102,7 +105,7 @@ def test_a_conversion_is_made_only_over_the_memory_that_it_is_for() -> None:
     template, plan = plan_of(source, delivered, request, request.source_tables[0])
     regions = [(region.address, region.nbytes) for region in target.cache.regions]
     with pytest.raises(InvalidArgument, match="not those that the conversion is made for"):
-        conversion.run(plan, regions)
+        conversion.run(conversion.steps(template, plan)[1], regions)
     with pytest.raises(InvalidArgument, match="float64 does not become float32"):
         Conversion(template=template, pairs=[("float64", "float32")], scratch_bytes=8)
     with pytest.raises(InvalidArgument, match="a pair of dtypes is missing"):
