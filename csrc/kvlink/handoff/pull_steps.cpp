@@ -414,7 +414,7 @@ void PullBook::settle(Pull& pull) {
   const std::int64_t now = now_ns();
   const std::int64_t moved_ns = pull.moved_ns != 0 ? pull.moved_ns : pull.granted_ns;
   const std::int64_t checked_ns = pull.checked_ns != 0 ? pull.checked_ns : moved_ns;
-  const std::int64_t converted_ns = pull.converted_ns != 0 ? pull.converted_ns : checked_ns;
+  const std::int64_t converted_ns = std::max(pull.converted_ns, checked_ns);  // parts need not do both
   pull.result.phases_s = {{"connect", seconds(pull.request.submitted_ns, pull.claimed_ns)},
                           {"claim", seconds(pull.claimed_ns, pull.granted_ns)},
                           {"post", static_cast<double>(pull.post_ns) * 1e-9},
