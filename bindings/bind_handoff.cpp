@@ -102,6 +102,7 @@ std::shared_ptr<Engine> make_engine(const nb::bytes& epoch, const std::vector<Gr
 std::vector<std::string> attach_source(Engine& engine, std::uint64_t peer, int fd, std::uint8_t dialect,
                                        const nb::bytes& epoch, std::string name,
                                        std::shared_ptr<kvlink::plan::Template> geometry,
+                                       std::shared_ptr<kvlink::plan::Conversion> conversion,
                                        std::vector<std::uint64_t> region_bytes,
                                        std::vector<std::uint64_t> region_addresses, const std::vector<int>& region_fds,
                                        int pid, const std::vector<nb::bytes>& keys, const nb::bytes& ucx_address,
@@ -121,7 +122,7 @@ std::vector<std::string> attach_source(Engine& engine, std::uint64_t peer, int f
   const kvlink::Epoch peer_epoch = epoch_of(epoch);
   const nb::gil_scoped_release released;
   return names_of(engine.attach_source(peer, owned.release(), dialect, peer_epoch, std::move(name), std::move(geometry),
-                                       std::move(facts), wanted));
+                                       std::move(conversion), std::move(facts), wanted));
 }
 
 std::uint64_t attach_claimant(Engine& engine, int fd, std::uint8_t dialect, const nb::bytes& epoch, std::string name,
@@ -312,8 +313,8 @@ void bind_engine(nb::module_& m) {
       .def("expect_peer", &Engine::expect_peer, nb::kw_only(), "address"_a, nb::call_guard<nb::gil_scoped_release>(),
            "Return the number of a peer that Python will connect; pulls may be queued on it at once.")
       .def("attach_source", &attach_source, "peer"_a, nb::kw_only(), "fd"_a, "dialect"_a, "epoch"_a, "name"_a,
-           "template"_a, "region_bytes"_a, "region_addresses"_a, "region_fds"_a, "pid"_a, "keys"_a, "ucx_address"_a,
-           "same_host"_a, "lanes"_a,
+           "template"_a, "conversion"_a.none(), "region_bytes"_a, "region_addresses"_a, "region_fds"_a, "pid"_a,
+           "keys"_a, "ucx_address"_a, "same_host"_a, "lanes"_a,
            "Connect an expected peer. Takes all descriptors over, also when it raises. Return usable lanes.")
       .def("attach_claimant", &attach_claimant, nb::kw_only(), "fd"_a, "dialect"_a, "epoch"_a, "name"_a, "address"_a,
            "template"_a, "ucx_address"_a, "same_host"_a,

@@ -9,6 +9,7 @@ class Engine;
 
 void bind_errors();
 void bind_plan(nanobind::module_& m);
+void bind_conversion(nanobind::module_& m);
 void bind_memory(nanobind::module_& m);
 void bind_ucx(nanobind::module_& m);
 void bind_block_tables(nanobind::module_& m);

@@ -7,6 +7,7 @@ NB_MODULE(_native, m) {
   m.doc() = "The native core of kvlink. Private: the public names are those of the kvlink package.";
   bind_errors();
   bind_plan(m);
+  bind_conversion(m);
   bind_memory(m);
   bind_ucx(m);
   bind_block_tables(m);

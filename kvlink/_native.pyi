@@ -94,6 +94,37 @@ class Plan:
         Return how many tokens from the start are right although the ranges `missing` did not arrive.
         """
 
+class Conversion:
+    """
+    What becomes of elements that arrive in another dtype. Immutable.
+
+    Made by ``kvlink.plan.compile_conversion``.
+    """
+
+    def __init__(self, *, template: Template, pairs: Sequence[tuple[str, str]], scratch_bytes: int) -> None:
+        """Check and keep the numbers. See ``csrc/kvlink/plan/conversion.hpp``."""
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Size of the scratch memory of one part."""
+
+    def steps(self, template: Template, plan: Plan) -> tuple[Plan, Plan]:
+        """
+        Return the plan that moves what `plan` asks for into scratch memory, and the one that converts it.
+        """
+
+    def run(self, plan: Plan, regions: Sequence[tuple[int, int]]) -> None:
+        """
+        Execute the second plan at once, in `regions` of (address, nbytes): those of the target and scratch
+        memory behind them. Nodes do that on their copy threads; this is for tests.
+        """
+
+def convert_elements(source: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], target: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], pair: tuple[str, str], *, plainly: object = False) -> None:
+    """
+    Convert bytes that hold elements of the first dtype of `pair` to the second; `plainly`: without what the CPU
+    has for it. For tests and benchmarks.
+    """
+
 class Pool:
     """Memory that other processes of the host can map: one sealed memfd."""
 

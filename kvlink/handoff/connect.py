@@ -153,6 +153,7 @@ class Connector:
             epoch=source.epoch,
             name=source.name,
             template=template_between(source.layout, share.packed),
+            conversion=share.conversion,
             region_bytes=region_bytes,
             region_addresses=welcome.region_addresses,
             region_fds=region_fds,

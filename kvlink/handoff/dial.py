@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 from kvlink.config import Limits
 from kvlink.errors import Busy, Closed, KvlinkError, NotReady, OutOfMemory, PeerLost
@@ -15,6 +16,7 @@ from kvlink.handoff.gather import Contact, Gathering
 from kvlink.handoff.native import NativeEngine
 from kvlink.handoff.pairing import Share, Shares
 from kvlink.handoff.ticket import TicketSource
+from kvlink.plan.conversion import spelled
 from kvlink.transport import LaneChoice
 
 __all__ = ["Dialer", "allowed_to_connect"]
@@ -55,6 +57,7 @@ class Dialer:
         self._gatherings: set[Gathering] = set()
         self._electing: dict[tuple[bytes, ...], Gathering] = {}  # by all of its sources
         self._lane_reasons: dict[int, str] = {}  # by the peer's number
+        self._converts: dict[int, tuple[tuple[str, str], ...]] = {}  # likewise, where something is converted
         self._closed: KvlinkError | None = None  # why nothing is dialed any more
 
     def contacts_for(self, sources: Sequence[TicketSource], *, deadline_s: float) -> list[Contact]:
@@ -105,10 +108,11 @@ class Dialer:
         for gathering in gatherings:
             gathering.join(timeout_s=max(0.0, deadline.remaining_s))
 
-    def lane_reasons(self) -> dict[int, str]:
-        """Return why each connected source is read as it is, by its number in the native core."""
+    def about(self, peer: int) -> dict[str, Any]:
+        """Return why a source is read as it is, and what its elements are converted to; by its number."""
         with self._lock:
-            return dict(self._lane_reasons)
+            converts = [spelled(pair) for pair in self._converts.get(peer, ())]
+            return {"lane_reason": self._lane_reasons.get(peer, ""), "converts": converts}
 
     def on_elected(self, gathering: Gathering, shares: Sequence[Share]) -> None:
         """Remember the contacts by their shares."""
@@ -204,13 +208,17 @@ class Dialer:
     def _put(self, contact: Contact, share: Share) -> None:
         contact.key = (contact.source.epoch_bytes, share.digest)
         self._contacts[contact.key] = contact
+        if share.converts:
+            self._converts[contact.peer] = share.converts
         if len(self._contacts) >= self._look_for_lost_at:
             is_lost = self._engine.is_peer_lost
             self._contacts = {key: one for key, one in self._contacts.items() if not is_lost(one.peer)}
             self._lane_reasons = {peer: text for peer, text in self._lane_reasons.items() if not is_lost(peer)}
+            self._converts = {peer: pairs for peer, pairs in self._converts.items() if not is_lost(peer)}
             self._look_for_lost_at = max(_FEW_CONTACTS, 2 * len(self._contacts))
 
     def _forget(self, contact: Contact) -> None:
         self._lane_reasons.pop(contact.peer, None)
+        self._converts.pop(contact.peer, None)
         if contact.key is not None and self._contacts.get(contact.key) is contact:
             del self._contacts[contact.key]

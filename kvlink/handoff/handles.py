@@ -101,7 +101,7 @@ class Handle:
 
     @property
     def bytes(self) -> int:
-        """Bytes of KV cache moved."""
+        """Bytes of KV cache moved; of what is converted, in the source's dtype."""
         return self._handoff.bytes
 
     @property

@@ -24,6 +24,7 @@ from kvlink.handoff.introduction import Introduction
 from kvlink.handoff.native import NativeEngine
 from kvlink.handoff.pairing import Shares
 from kvlink.memory import pool_of
+from kvlink.plan import Conversions
 
 if TYPE_CHECKING:
     from kvlink.layout import KVCache, MemoryRegion
@@ -66,6 +67,7 @@ class Life:
         keyring: Keyring,
         lanes: tuple[str, ...],
         limits: Limits,
+        converts: Conversions,
     ) -> None:
         self.given: KVCache | None = given
         self._cache: KVCache | None = cache
@@ -96,7 +98,7 @@ class Life:
             engine,
             name=name,
             connector=Connector(engine, self.introduction, keyring=keyring, lanes=lanes),
-            shares=Shares(cache.layout, epoch=epoch),
+            shares=Shares(cache.layout, epoch=epoch, converts=converts),
             limits=limits,
         )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kvlink.handoff.block_tables import BlockTable
 
 if TYPE_CHECKING:
-    from kvlink._native import Template
+    from kvlink._native import Conversion, Template
 
 bytes_ = bytes
 """A handle has a property of that name."""
@@ -139,6 +139,7 @@ class NativeEngine(Protocol):
         epoch: bytes,
         name: str,
         template: Template,
+        conversion: Conversion | None,
         region_bytes: list[int],
         region_addresses: list[int],
         region_fds: list[int],

@@ -26,6 +26,7 @@ from kvlink.handoff.pushing import PushingNode
 from kvlink.handoff.running import NodeSettings, Running
 from kvlink.handoff.terms import OfferTerms
 from kvlink.handoff.ticket import Ticket, TicketSource, make_ticket, parse_ticket
+from kvlink.plan import check_conversions
 from kvlink.transport import LANES, check_lanes
 
 if TYPE_CHECKING:
@@ -68,12 +69,17 @@ class Node(PushingNode):
         ``"crc32c"`` or ``"xxh3"``: what is pulled here must have the checksums that its sources
         have, or the pull fails with ``DataCorrupted``; and offers of this node are checked by their
         readers. By default neither side pays for that.
+    convert
+        Which dtypes of a source become which of this cache, such as ``("float32->bfloat16",)``: any
+        of ``float32``, ``float16`` and ``bfloat16``, rounded to nearest. Pulls of those take memory
+        for what has arrived and is not converted yet. By default a source of another dtype is
+        refused with ``LayoutMismatch``.
 
     Raises
     ------
     ConfigError
-        If a setting is out of bounds, the address cannot be bound, or it is reachable from other
-        hosts without a secret.
+        If a setting is out of bounds, `convert` names what is not possible, the address cannot be
+        bound, or it is reachable from other hosts without a secret.
     InvalidArgument, UnsupportedMemory
         If `cache` or `name` is not what it must be, or its memory cannot be handed over.
     OutOfMemory, UcxUnavailable, TransportFailed
@@ -92,6 +98,7 @@ class Node(PushingNode):
         lanes: Sequence[str] | None = None,
         copy_threads: int | None = None,
         integrity: str | None = None,
+        convert: Sequence[str] = (),
     ) -> None:
         _check_cache(cache, "node")
         self._integrity = check_integrity(integrity, called="node: integrity")
@@ -108,6 +115,7 @@ class Node(PushingNode):
             lanes=self._lanes,
             copy_threads=_copy_threads(copy_threads),
             limits=self._limits,
+            converts=check_conversions(convert),
         )
         self._running = Running(cache, settings)
         self._close_once = weakref.finalize(self, self._running.close, _EXIT_DEADLINE_S)
@@ -299,15 +307,16 @@ class Node(PushingNode):
         moving; 0 before the first. A source of bytes only sees when it granted them and when they
         were confirmed, so what it says about its readers is lower, most of all for small handoffs.
         ``lane_reason`` says why ``lanes`` come in this order; it is empty for a peer that reads from
-        here. A suspended node has no peers.
+        here. ``converts`` lists what becomes of the source's dtypes, where that is another one. A
+        suspended node has no peers.
         """
         life = self._usable("peers").life
         try:
             peers = life.engine.peers()
         except NotReady:
             return []
-        reasons = life.dialer.lane_reasons()
-        return [{**peer, "epoch": peer["epoch"].hex(), "lane_reason": reasons.get(peer["peer"], "")} for peer in peers]
+        about = life.dialer.about
+        return [{**peer, "epoch": peer["epoch"].hex(), **about(peer["peer"])} for peer in peers]
 
     def holds(self) -> dict[str, int]:
         """Return how many blocks are held, and how many handoffs live.

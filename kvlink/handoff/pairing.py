@@ -14,11 +14,11 @@ import msgspec
 
 from kvlink.errors import InvalidArgument, ProtocolError
 from kvlink.layout import CacheLayout, validate_layout
-from kvlink.plan import compile_template, select
+from kvlink.plan import Conversions, as_delivered, compile_conversion, compile_template, conversions_of, select
 from kvlink.transport import mean_run_bytes
 
 if TYPE_CHECKING:
-    from kvlink._native import Template
+    from kvlink._native import Conversion, Template
 
 __all__ = ["Share", "Shares", "run_bytes_between", "template_between", "unpack_layout"]
 
@@ -34,15 +34,33 @@ _UNPACKED_KEPT = 64
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one source delivers: the target's layout, restricted to that and packed."""
+    """What one source delivers: the target's layout, restricted to that and packed.
+
+    Attributes
+    ----------
+    packed
+        What the source is told. Parts that are to be converted lie in scratch memory, in the source's dtype.
+    digest
+        Of that, which within one life of the target says all.
+    conversion
+        From there to the target's own memory; ``None`` where nothing is converted.
+    converts
+        The pairs of dtypes of that.
+    """
 
     packed: bytes
     digest: bytes
+    conversion: Conversion | None = None
+    converts: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def of(cls, packed: bytes) -> Share:
-        """Return the share that is packed so."""
-        return cls(packed, hashlib.blake2b(packed, digest_size=16).digest())
+    def of(cls, source: CacheLayout, share: CacheLayout) -> Share:
+        """Return the share of `source`, which delivers what `share` has of the target's memory."""
+        delivered = as_delivered(source, share)
+        packed = msgspec.msgpack.encode(delivered)
+        converts = tuple(sorted(conversions_of(delivered, share)))
+        digest = hashlib.blake2b(packed, digest_size=16).digest()
+        return cls(packed, digest, compile_conversion(delivered, share), converts)
 
 
 class Shares:
@@ -51,8 +69,9 @@ class Shares:
     Sources are known by their epochs: the layout of a node does not change within one life.
     """
 
-    def __init__(self, target: CacheLayout, *, epoch: bytes) -> None:
+    def __init__(self, target: CacheLayout, *, epoch: bytes, converts: Conversions = frozenset()) -> None:
         self._target = target
+        self._converts = converts
         # Readers differ in their epochs, so they spread over the replicas of what they share.
         self._seed = int.from_bytes(epoch[:8], "little")
         self._lock = threading.Lock()
@@ -88,8 +107,8 @@ class Shares:
             If a layout contradicts itself.
         """
         layouts = [unpack_layout(one) for one in packed]
-        chosen = select(layouts, self._target, seed=self._seed)
-        shares = [Share.of(msgspec.msgpack.encode(share)) for share in chosen]
+        chosen = select(layouts, self._target, seed=self._seed, converts=self._converts)
+        shares = [Share.of(layout, share) for layout, share in zip(layouts, chosen, strict=True)]
         with self._lock:
             _keep(self._elected, epochs, shares, most=_SETS_KEPT)
         return shares

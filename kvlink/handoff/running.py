@@ -29,6 +29,7 @@ from kvlink.transport import open_ucx
 
 if TYPE_CHECKING:
     from kvlink.layout import CacheLayout, KVCache
+    from kvlink.plan import Conversions
 
 __all__ = ["NodeSettings", "Running"]
 
@@ -46,6 +47,7 @@ class NodeSettings:
     lanes: tuple[str, ...]
     copy_threads: int
     limits: Limits
+    converts: Conversions
 
 
 class Running:
@@ -127,6 +129,7 @@ class Running:
                 keyring=self.keyring,
                 lanes=settings.lanes,
                 limits=settings.limits,
+                converts=settings.converts,
             )
         except BaseException:
             engine.close(deadline_s=0.0)

@@ -7,6 +7,7 @@ from typing import Literal, NoReturn, get_args
 
 from kvlink.errors import LayoutMismatch
 from kvlink.layout.geometry import CacheLayout, PartLayout
+from kvlink.plan.conversion import POSSIBLE, Conversions, may_convert, spelled
 from kvlink.plan.heads import head_ranges
 
 __all__ = ["Field", "check_groups", "check_part", "refuse_missing"]
@@ -18,8 +19,7 @@ Field = Literal["model", "groups", "slots", "window", "layers", "components", "h
 
 _PART_FIELDS: tuple[_PartField, ...] = get_args(_PartField)
 _MOST_NAMES = 6
-_NO_CONVERSION = "; kvlink does not convert elements, so both engines must keep their cache in one dtype"
-_WHAT_TO_DO: dict[Field, str] = {"dtype": _NO_CONVERSION, "element_bytes": _NO_CONVERSION}
+_NO_CONVERSION = "; kvlink does not convert such elements, so both engines must keep their cache in one dtype"
 
 
 def check_groups(source: CacheLayout, target: CacheLayout) -> None:
@@ -42,18 +42,22 @@ def check_groups(source: CacheLayout, target: CacheLayout) -> None:
             _refuse("window", where, other.window, group.window)
 
 
-def check_part(held: PartLayout, wanted: PartLayout) -> None:
-    """Check that two parts of one (group, layer, component) have the same elements.
+def check_part(held: PartLayout, wanted: PartLayout, *, converts: Conversions = frozenset()) -> None:
+    """Check that two parts of one (group, layer, component) have the same elements, or such as are to be converted.
 
     Raises
     ------
     LayoutMismatch
         If they have not.
     """
+    converted = may_convert(held, wanted, converts)
     for field in _PART_FIELDS:
+        if converted and field in ("dtype", "element_bytes"):
+            continue
         if getattr(held, field) != getattr(wanted, field):
             where = f" of {wanted.component} of {wanted.layer} in group {wanted.group}"
-            _refuse(field, where, getattr(held, field), getattr(wanted, field))
+            what_to_do = _what_to_do(field, held, wanted)
+            _refuse(field, where, getattr(held, field), getattr(wanted, field), what_to_do=what_to_do)
 
 
 def refuse_missing(sources: Sequence[CacheLayout], target: CacheLayout, wanted: PartLayout) -> NoReturn:
@@ -86,12 +90,22 @@ def refuse_missing(sources: Sequence[CacheLayout], target: CacheLayout, wanted: 
     _refuse("heads", where, _heads(held), _heads([wanted]), several=several)
 
 
-def _refuse(field: Field, where: str, source: object, target: object, *, several: bool = False) -> NoReturn:
+def _what_to_do(field: Field, held: PartLayout, wanted: PartLayout) -> str:
+    if field not in ("dtype", "element_bytes"):
+        return ""
+    pair = (held.dtype, wanted.dtype)
+    if not may_convert(held, wanted, POSSIBLE):
+        return _NO_CONVERSION
+    return f"; to have them converted as they arrive, make the target's node with convert=({spelled(pair)!r},)"
+
+
+def _refuse(
+    field: Field, where: str, source: object, target: object, *, several: bool = False, what_to_do: str = ""
+) -> NoReturn:
     holders = "the sources have" if several else "the source has"
     differ = "differ" if field.endswith("s") else "differs"
     raise LayoutMismatch(
-        f"pair two caches: {field}{where} {differ}: {holders} {source}, the target has {target}"
-        f"{_WHAT_TO_DO.get(field, '')}",
+        f"pair two caches: {field}{where} {differ}: {holders} {source}, the target has {target}{what_to_do}",
         field=field,
         source_value=str(source),
         target_value=str(target),

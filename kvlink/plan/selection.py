@@ -9,18 +9,22 @@ import msgspec
 
 from kvlink.errors import InvalidArgument
 from kvlink.layout.geometry import CacheLayout, PartLayout
+from kvlink.plan.conversion import Conversions
 from kvlink.plan.heads import HeadRange, head_ranges, with_heads
 from kvlink.plan.mismatch import check_groups, check_part, refuse_missing
 
 __all__ = ["select"]
 
 
-def select(sources: Sequence[CacheLayout], target: CacheLayout, *, seed: int) -> list[CacheLayout]:
+def select(
+    sources: Sequence[CacheLayout], target: CacheLayout, *, seed: int, converts: Conversions = frozenset()
+) -> list[CacheLayout]:
     """Return for each source what it delivers of `target`: a layout of the target's memory with fewer parts and heads.
 
     Together they have every element of the target exactly once. Where several sources hold the same, `seed` picks
     one of them: targets with successive seeds draw from them in turn, and one target draws all that they share from
-    the same one. A source that is not needed gets a layout without parts. All groups keep their places.
+    the same one. A source that is not needed gets a layout without parts. All groups keep their places. Elements may
+    have another dtype at a source where `converts` has the pair.
 
     All layouts must have passed ``validate_layout``. Pure, and equal arguments give equal results.
 
@@ -36,7 +40,7 @@ def select(sources: Sequence[CacheLayout], target: CacheLayout, *, seed: int) ->
         raise InvalidArgument("select takes at least one source")
     for source in sources:
         check_groups(source, target)
-    holders = _Holders.of(sources)
+    holders = _Holders.of(sources, converts)
     elected: list[list[PartLayout]] = [[] for _ in sources]
     for part in target.parts:
         for source_index, heads in _elected(part, holders.that_hold(part), seed):
@@ -59,22 +63,23 @@ class _Holders:
     """The parts of all sources: for each (group, layer, component), by source."""
 
     parts: dict[tuple[str, str, str], dict[int, list[PartLayout]]]
+    converts: Conversions
 
     @classmethod
-    def of(cls, sources: Sequence[CacheLayout]) -> _Holders:
+    def of(cls, sources: Sequence[CacheLayout], converts: Conversions) -> _Holders:
         parts: dict[tuple[str, str, str], dict[int, list[PartLayout]]] = {}
         for i, source in enumerate(sources):
             for part in source.parts:
                 by_source = parts.setdefault((part.group, part.layer, part.component), {})
                 by_source.setdefault(i, []).append(part)
-        return cls(parts)
+        return cls(parts, converts)
 
     def that_hold(self, wanted: PartLayout) -> list[_Held]:
         """Return who holds heads of what `wanted` is a part of, by rising first head."""
         held = []
         for source_index, parts in self.parts.get((wanted.group, wanted.layer, wanted.component), {}).items():
             for part in parts:
-                check_part(part, wanted)
+                check_part(part, wanted, converts=self.converts)
             held += [_Held(source_index=source_index, heads=heads) for heads in head_ranges(parts)]
         return sorted(held, key=lambda one: one.heads[0])
 

@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <iterator>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -46,6 +48,7 @@ class ScriptedTransfer final : public transport::Transfer {
   bool done{false};
   bool broken{false};
   bool cancelled{false};
+  std::shared_ptr<const transport::LocalMemory> memory{};  // what a lane would write
 
  private:
   std::uint64_t total_;
@@ -81,6 +84,23 @@ inline std::shared_ptr<const plan::Template> geometry(bool empty = false) {
   const std::vector<std::uint64_t> sizes{8 * kBlockBytes};
   return std::make_shared<const plan::Template>(empty ? std::vector<plan::Op>{} : std::vector{op}, std::vector{group},
                                                 std::vector<std::string>{"layer"}, sizes, sizes);
+}
+
+/// Does all of `events`, in each of their orders, to a new side each time.
+template <class Side>
+void in_every_order(const std::function<std::unique_ptr<Side>()>& make,
+                    const std::vector<std::function<void(Side&)>>& events, const std::function<void(Side&)>& check) {
+  std::vector<std::size_t> order(events.size());
+  std::iota(order.begin(), order.end(), 0U);
+  do {
+    const auto side = make();
+    for (const std::size_t event : order) {
+      events[event](*side);
+      CHECK(!side->handle->released() || side->handle->has_outcome());
+      CHECK(side->ended() <= 1);
+    }
+    check(*side);
+  } while (std::next_permutation(order.begin(), order.end()));
 }
 
 struct Message {
@@ -195,7 +215,10 @@ struct TargetSide : Node {
   std::shared_ptr<handoff::Handoff> handle;
   std::vector<handoff::PartRequest> parts;
 
-  explicit TargetSide(std::span<const handoff::Row> table) : book(services, {}, table) { transfers().clear(); }
+  explicit TargetSide(std::span<const handoff::Row> table, const handoff::WindowLimits& window = {})
+      : book(services, window, table) {
+    transfers().clear();
+  }
 
   void pull(const std::vector<handoff::PeerPtr>& peers, std::optional<transport::Lane> lane = std::nullopt,
             transport::Integrity integrity = transport::Integrity::none) {
@@ -258,8 +281,10 @@ std::string Reach::why_not(transport::Lane /*lane*/) const {
   return "scripted";
 }
 Reach::Started Reach::make_transfer(transport::Lane /*lane*/, std::shared_ptr<const plan::Plan> plan,
-                                    Services& /*services*/, const std::string& /*peer*/) {
+                                    const std::shared_ptr<const transport::LocalMemory>& memory, Services& /*services*/,
+                                    const std::string& /*peer*/) {
   auto made = std::make_shared<test::ScriptedTransfer>(plan->total_bytes());
+  made->memory = memory;
   test::transfers().push_back(made);
   return {made, nullptr};
 }

@@ -7,10 +7,10 @@
 #include <array>
 #include <cstdlib>
 #include <functional>
-#include <numeric>
 #include <string>
 
 #include "checked_handoffs.hpp"
+#include "converted_handoffs.hpp"
 #include "pushed_handoffs.hpp"
 #include "scripted_sides.hpp"
 
@@ -18,6 +18,7 @@ namespace {
 
 using namespace kvlink;
 using namespace kvlink::handoff;
+using kvlink::test::in_every_order;
 using kvlink::test::kSecond;
 using kvlink::test::Remote;
 using kvlink::test::SourceSide;
@@ -34,23 +35,6 @@ std::vector<Row>& table = test::books_table;
 }
 
 const Failure kGivenUp{Code::cancelled, "scripted"};
-
-/// Does all of `events`, in each of their orders, to a new side each time.
-template <class Side>
-void in_every_order(const std::function<std::unique_ptr<Side>()>& make,
-                    const std::vector<std::function<void(Side&)>>& events, const std::function<void(Side&)>& check) {
-  std::vector<std::size_t> order(events.size());
-  std::iota(order.begin(), order.end(), 0U);
-  do {
-    const auto side = make();
-    for (const std::size_t event : order) {
-      events[event](*side);
-      CHECK(!side->handle->released() || side->handle->has_outcome());
-      CHECK(side->ended() <= 1);
-    }
-    check(*side);
-  } while (std::next_permutation(order.begin(), order.end()));
-}
 
 struct OfferUnderTest : SourceSide {
   Remote first = reader();
@@ -96,22 +80,24 @@ void every_order_of_events_ends_an_offer_once() {
 struct PullUnderTest : TargetSide {
   Remote remote = source();
   bool lost = false;
+  std::unique_ptr<test::Gate> gate{};
   PullUnderTest() : TargetSide(table) {}
 };
 
 /// How far the pull has come when the events begin.
-enum class Begun { connecting, claiming, moving, stuck, checking, confirming };
+enum class Begun { connecting, claiming, moving, stuck, checking, converting, confirming };
 
 std::unique_ptr<PullUnderTest> pull_at(Begun begun) {
   auto side = std::make_unique<PullUnderTest>();
   if (begun == Begun::connecting) side->remote.peer->state = PeerState::connecting;
   const bool checked = begun == Begun::checking;
+  if (begun == Begun::converting) side->gate = test::hold_conversion(*side, *side->remote.peer, test::kMany);
   const auto integrity = checked ? transport::Integrity::crc32c : transport::Integrity::none;
   side->pull({side->remote.peer}, std::nullopt, integrity);
   if (begun == Begun::connecting || begun == Begun::claiming) return side;
   side->grant_summed(side->remote.peer, 0, integrity);
   transfers().front()->slow = begun == Begun::stuck;
-  if (begun == Begun::confirming || checked) {
+  if (begun == Begun::confirming || begun == Begun::converting || checked) {
     transfers().front()->done = true;
     side->turn();
   }
@@ -119,8 +105,8 @@ std::unique_ptr<PullUnderTest> pull_at(Begun begun) {
 }
 
 void every_order_of_events_ends_a_pull_once() {
-  for (const Begun begun :
-       {Begun::connecting, Begun::claiming, Begun::moving, Begun::stuck, Begun::checking, Begun::confirming}) {
+  for (const Begun begun : {Begun::connecting, Begun::claiming, Begun::moving, Begun::stuck, Begun::checking,
+                            Begun::converting, Begun::confirming}) {
     in_every_order<PullUnderTest>([begun] { return pull_at(begun); },
                                   {[](auto& side) { side.valid(0); },  // finish
                                    [](auto& side) { side.sums(side.remote.peer, 0); },
@@ -128,6 +114,7 @@ void every_order_of_events_ends_a_pull_once() {
                                    [](auto& side) { (void)side.book.turn(side.start + 11 * kSecond); },    // expire
                                    [](auto& side) {                                                        // late done
                                      for (auto& each : transfers()) each->done = true;
+                                     if (side.gate) side.gate->open();
                                      side.turn();
                                    },
                                    [](auto& side) {  // late fail
@@ -496,5 +483,6 @@ int main(int argc, char** argv) {
   };
   tests.insert(tests.begin(), std::begin(test::kCheckedHandoffs), std::end(test::kCheckedHandoffs));
   tests.insert(tests.end(), std::begin(test::kPushedHandoffs), std::end(test::kPushedHandoffs));
+  tests.insert(tests.begin(), std::begin(test::kConvertedHandoffs), std::end(test::kConvertedHandoffs));
   return test::run(tests);
 }

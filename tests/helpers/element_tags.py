@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from helpers.conversions import converted
 from helpers.fleets import Group, Key, Rank
 from kvlink._native import Plan
 from kvlink.layout import CacheLayout, KVCache, validate_layout
-from kvlink.plan import compile_template, select
+from kvlink.plan import as_delivered, compile_conversion, compile_template, select
 
 Tables = dict[str, np.ndarray]
 Coordinate = tuple[str, str, str, int]  # group, layer, component, head
@@ -35,33 +36,42 @@ class Request:
 def check_handoff(sources: list[Rank], target: Rank, request: Request, rng: np.random.Generator) -> None:
     """Hand one request over, as each source's part of it, and compare every byte of the target's memory."""
     seed = int(rng.integers(0, 1 << 62))
-    taken = select([rank.cache.layout for rank in sources], target.cache.layout, seed=seed)
+    taken = select([rank.cache.layout for rank in sources], target.cache.layout, seed=seed, converts=target.converts)
     assert coordinates_of(taken) == coordinates_of([target.cache.layout])
     assert all(layout.groups == target.cache.layout.groups for layout in taken)
     if len(sources) == 1:
         assert taken == [target.cache.layout]
+    delivered = [as_delivered(rank.cache.layout, layout) for rank, layout in zip(sources, taken, strict=True)]
     plans = [
         plan_of(rank, layout, request, tables)
-        for rank, layout, tables in zip(sources, taken, request.source_tables, strict=True)
+        for rank, layout, tables in zip(sources, delivered, request.source_tables, strict=True)
     ]
     for layout, (_, plan) in zip(taken, plans, strict=True):
         assert named_by(plan) == tokens_taken(layout, target, request)
     fill_sources(sources, request)
     before = [backing.copy() for backing in target.backings]
-    placed = place_by_reference(target, request)
+    placed = place_by_reference(target, request, {name: each for rank in sources for name, each in rank.groups.items()})
     expected = [backing.copy() for backing in target.backings]
     for backing, old in zip(target.backings, before, strict=True):
         backing[...] = old
     assert sum(plan.total_bytes for _, plan in plans) == placed
     way = str(rng.choice(["direct", "packed", "one sided"], p=[0.6, 0.2, 0.2]))
-    for source, layout, (template, plan) in zip(sources, taken, plans, strict=True):
+    for source, layout, arriving, (template, plan) in zip(sources, taken, delivered, plans, strict=True):
         if not layout.parts:
             assert plan.total_bytes == 0
             continue
         if way != "direct":
-            validate_layout(layout)
+            validate_layout(arriving)
         cuts = rng.integers(0, 1 << 20, int(rng.integers(0, 4))).tolist()
-        move(template, plan, source, target, way=way, cuts=cuts)
+        intos = memory_of(target.cache)
+        conversion = compile_conversion(arriving, layout)
+        if conversion is None:
+            move(template, plan, source, intos, way=way, cuts=cuts)
+            continue
+        intos.append(np.full(conversion.scratch_bytes, 0xA5, np.uint8))
+        first, second = conversion.steps(template, plan)
+        move(template, first, source, intos, way=way, cuts=cuts)
+        conversion.run(second, [(region.ctypes.data, region.nbytes) for region in intos])
     for backing, wanted in zip(target.backings, expected, strict=True):
         assert backing.tobytes() == wanted.tobytes()
 
@@ -119,8 +129,8 @@ def fill_sources(sources: Sequence[Rank], request: Request) -> None:
                     view[place] = _tags(key, group, elements)
 
 
-def place_by_reference(target: Rank, request: Request) -> int:
-    """Write into the target what must arrive, and return how many bytes that is."""
+def place_by_reference(target: Rank, request: Request, held: dict[str, Group]) -> int:
+    """Write into the target what must arrive, and return how many bytes of its sources, which have `held`, that is."""
     placed = 0
     for name, group in target.groups.items():
         table = request.target_tables[name]
@@ -129,8 +139,9 @@ def place_by_reference(target: Rank, request: Request) -> int:
         elements = _elements(group, tokens, target.heads[name])
         for key, view in target.views.items():
             if key[0] == name:
-                tags = _tags(key, group, elements)
-                view[place] = tags
+                tags = _tags(key, held[name], elements)
+                pair = held[name].dtype_tag, group.dtype_tag
+                view[place] = tags if pair[0] == pair[1] else converted(tags, pair)
                 placed += tags.nbytes
     return placed
 
@@ -149,9 +160,9 @@ def plan_of(source: Rank, taken: CacheLayout, request: Request, tables: Tables) 
     return template, plan
 
 
-def move(template: object, plan: Plan, source: Rank, target: Rank, *, way: str, cuts: Sequence[int]) -> None:
+def move(template: object, plan: Plan, source: Rank, intos: list[np.ndarray], *, way: str, cuts: Sequence[int]) -> None:
     """Execute a plan: from memory to memory, or through a packed stream that is cut at `cuts`."""
-    froms, intos = memory_of(source.cache), memory_of(target.cache)
+    froms = memory_of(source.cache)
     sender = Plan.one_sided(template, plan, "source") if way == "one sided" else plan
     receiver = Plan.one_sided(template, plan, "target") if way == "one sided" else plan
     edges = sorted({0, plan.total_bytes, *(cut % (plan.total_bytes + 1) for cut in cuts)})

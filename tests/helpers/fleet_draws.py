@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from helpers.conversions import BITS, PAIRS
 from helpers.element_tags import Request, Tables, wanted_tokens
 from helpers.fleets import PAIRED, Fleet, Group, Rank
 
@@ -28,6 +29,7 @@ MODELS: tuple[tuple[tuple[str, str], ...], ...] = (
 )
 SHARED_CHANCE = 0.4
 UNLIKE_CHANCE = 0.2
+CONVERT_CHANCE = 0.15
 
 
 def draw_fleets(rng: np.random.Generator) -> tuple[Fleet, Fleet]:
@@ -36,6 +38,8 @@ def draw_fleets(rng: np.random.Generator) -> tuple[Fleet, Fleet]:
     source, target = _fleet(model, rng), _fleet(model, rng)
     if rng.random() < 0.15 and not target.shared:
         target = _with_fewer_layers(target, rng)
+    if rng.random() < CONVERT_CHANCE:
+        source, target = _converted(source, target, rng)
     if rng.random() < UNLIKE_CHANCE:
         source, target = _unlike(source, target, rng)
     return source, target
@@ -172,6 +176,25 @@ def _over_one_pool(fleet: Fleet, rng: np.random.Generator) -> Fleet:
 def _with_fewer_layers(fleet: Fleet, rng: np.random.Generator) -> Fleet:
     groups = tuple(replace(group, layers=group.layers[: rng.integers(1, 5)]) for group in fleet.groups)
     return replace(fleet, groups=groups, stages=())
+
+
+def _converted(source: Fleet, target: Fleet, rng: np.random.Generator) -> tuple[Fleet, Fleet]:
+    """Give some groups dtypes that the target converts, of all groups where those lie in the same bytes."""
+    of_all = source.shared or target.shared
+    pairs = {}
+    for group in source.groups:
+        same = of_all and pairs
+        pairs[group.name] = next(iter(pairs.values())) if same else PAIRS[rng.integers(len(PAIRS))]
+        if not of_all and rng.random() < 0.3:
+            pairs[group.name] = (pairs[group.name][1],) * 2
+
+    def with_dtypes(fleet: Fleet, side: int) -> Fleet:
+        dtypes = {name: pair[side] for name, pair in pairs.items()}
+        of = {name: {"dtype": BITS[dtype].name, "tag": dtype} for name, dtype in dtypes.items()}
+        return replace(fleet, groups=tuple(replace(group, **of[group.name]) for group in fleet.groups))
+
+    asked = tuple({"->".join(pair) for pair in pairs.values() if pair[0] != pair[1]})
+    return with_dtypes(source, 0), replace(with_dtypes(target, 1), convert=asked)
 
 
 def _unlike(source: Fleet, target: Fleet, rng: np.random.Generator) -> tuple[Fleet, Fleet]:

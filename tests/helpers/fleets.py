@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvlink.layout import KVCache
+from kvlink.plan import Conversions, check_conversions
 
 PAIRED = {"kv": ("k", "v"), "kv_scale": ("k_scale", "v_scale")}
 SINGLE = {"latent": "latent", "state": "state", "scale": "scale"}
@@ -48,6 +49,10 @@ class Group:
         return self.kind == "state"
 
     @property
+    def dtype_tag(self) -> str:
+        return self.tag or self.dtype
+
+    @property
     def components(self) -> tuple[str, ...]:
         return PAIRED[self.kind] if self.kind in PAIRED else (SINGLE[self.kind],)
 
@@ -66,6 +71,7 @@ class Fleet:
     """All ranks of one side. `stages` are the sizes of its pipeline stages, in layers of the model.
 
     `absent` ranks do not take part. With `shared`, the groups of a rank lie in the same memory and share a block pool.
+    `convert` is what a target asks for.
     """
 
     groups: tuple[Group, ...]
@@ -74,6 +80,7 @@ class Fleet:
     model: str | None = None
     shared: bool = False
     absent: tuple[int, ...] = ()
+    convert: tuple[str, ...] = ()
 
     def places(self) -> Iterator[tuple[tuple[str, ...], int]]:
         """The layers and the tensor-parallel index of each rank that takes part, in the order of the ranks."""
@@ -96,6 +103,7 @@ class Rank:
     heads: dict[str, range]
     views: dict[Key, np.ndarray]
     backings: list[np.ndarray] = field(repr=False)
+    converts: Conversions = frozenset()
 
     @property
     def coordinates(self) -> set[tuple[str, str, str, int]]:
@@ -157,7 +165,7 @@ def _rank(fleet: Fleet, layers: tuple[str, ...], index: int, rng: np.random.Gene
             )
         )
     cache = caches[0] if len(caches) == 1 else KVCache.join(*caches, shared=fleet.shared)
-    return Rank(cache, groups, heads, views, backings)
+    return Rank(cache, groups, heads, views, backings, check_conversions(fleet.convert))
 
 
 def _pieces(group: Group) -> tuple[str, ...]:

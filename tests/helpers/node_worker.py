@@ -83,7 +83,10 @@ class NodeWorker:
             self._flat = np.empty(size, dtype=np.uint8)
         fill_random(self._flat, seed=seed)
         return kvlink.KVCache.from_tensors(
-            carve(self._flat, geometry, placement), axes=placement.axes_text, block_tokens=placement.block_tokens
+            carve(self._flat, geometry, placement),
+            axes=placement.axes_text,
+            block_tokens=placement.block_tokens,
+            dtype=geometry.tag,
         )
 
     def shut(self) -> None:
@@ -206,10 +209,16 @@ class NodeWorker:
         self._handles[handle].cancel()
         return state
 
-    def cancel_when_checking(self, handle: int) -> str:
-        """Cancel the moment both sides sum what has moved; returns the state seen then."""
+    def cancel_when_moved(self, handle: int) -> str:
+        """Cancel the moment what has moved is summed or converted; returns the state seen then."""
         state = self._spin_until_moving(handle, 20.0, more=("moving",))
         self._handles[handle].cancel()
+        return state
+
+    def close_when_moved(self, handle: int) -> str:
+        """Close the node at that moment; returns the state seen then."""
+        state = self._spin_until_moving(handle, 20.0, more=("moving",))
+        self._node.close()
         return state
 
     def kill_when_checking(self, handle: int, *, pid: int) -> str:

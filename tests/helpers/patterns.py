@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from helpers.conversions import converted
+
 FUSED_AXES = ("kv", "block", "token", "head", "dim")
 APART_AXES = ("block", "token", "head", "dim")
 COMPONENTS = ("k", "v")
@@ -16,12 +18,18 @@ _LARGE_BYTES = 32 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """What both sides of a handoff agree on."""
+    """What both sides of a handoff agree on, but for the dtype of their elements, which `tag` may call otherwise."""
 
     layers: tuple[str, ...] = ("layers.0", "layers.1")
     heads: int = 2
     head_dim: int = 8
     dtype: str = "float32"
+    tag: str | None = None
+
+    @property
+    def dtype_tag(self) -> str:
+        """What layouts call the dtype."""
+        return self.tag or self.dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +147,9 @@ class Side:
 def hand_over(source: Side, target: Side, request: Request) -> None:
     """What a handoff has to do, one token at a time, by the layouts' own NumPy views."""
     read, written = source.components(), target.components()
+    pair = source.geometry.dtype_tag, target.geometry.dtype_tag
+    if pair[0] != pair[1]:
+        read = {key: converted(view, pair).view(target.geometry.dtype) for key, view in read.items()}
     for token in range(request.skip_tokens, request.num_tokens):
         from_block, from_offset = _place(token, request.source_blocks, source.placement)
         to_block, to_offset = _place(token, request.target_blocks, target.placement)

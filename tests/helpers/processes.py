@@ -59,15 +59,20 @@ class Pair:
         source: Placement | None = None,
         target: Placement | None = None,
         seed: int = 1,
+        target_geometry: Geometry | None = None,
+        convert: tuple[str, ...] = (),
         **options: Any,
     ) -> dict[str, Any]:
         """Start a node in either process over fresh memory; returns what the source's said."""
         self.geometry = geometry or Geometry()
+        of_target = target_geometry or self.geometry
         placements = [placement or Placement(memory=self.lane.memory) for placement in (source, target)]
         self.expected_source = Side.random(self.geometry, placements[0], seed=2 * seed)
-        self.expected_target = Side.random(self.geometry, placements[1], seed=2 * seed + 1)
+        self.expected_target = Side.random(of_target, placements[1], seed=2 * seed + 1)
         self.source.start("open", self.geometry, placements[0], seed=2 * seed, name="source", **options)
-        self.target.start("open", self.geometry, placements[1], seed=2 * seed + 1, name="target", **options)
+        self.target.start(
+            "open", of_target, placements[1], seed=2 * seed + 1, name="target", convert=convert, **options
+        )
         self.target.result()
         opened: dict[str, Any] = self.source.result()
         return opened

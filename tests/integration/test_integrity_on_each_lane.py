@@ -108,7 +108,7 @@ def disturb_while_checked(pair: Pair, how: str, **options: Any) -> tuple[int, in
 
 
 def test_a_pull_can_be_cancelled_while_it_is_checked(pair: Pair) -> None:
-    offered, pulled = disturb_while_checked(pair, "cancel_when_checking")
+    offered, pulled = disturb_while_checked(pair, "cancel_when_moved")
     with pytest.raises(errors.Cancelled):
         pair.target.call("wait", pulled)
     pair.target.call("wait_released", pulled)

@@ -12,6 +12,7 @@
    CHECKS     1: with integrity. Two versions have equal sums if they are one
    PUSHES     1: the targets reserve, and the offer is a push into one of the reservations. Its owner computes one block
               after another, in any order, says that each is ready, and commits in the end
+   CONVERTS   1: the source's elements are converted
 
    Versions: blocks that hold what epoch e offered have version 1 + e. Version 0 is anything else. */
 
@@ -45,6 +46,7 @@ byte read0[4], read1[4]; /* the versions that were copied */
 byte summer[4];          /* at the source: 0 none, 1 and 2 before the first and the second block, 3 done */
 byte sum0[4], sum1[4];   /* the versions that were summed there */
 bool has_sums[4];        /* they have come */
+byte converter[4];       /* 0 none, 1 at work, 2 done */
 bool held[4], outcome[4], released[4];
 
 /* Ghosts: what really happened, for the assertions only. */
@@ -103,7 +105,7 @@ hidden byte m, g, p, i, by_peer, from_target, from_life, from_source;
 #define IF_grant_invited (!PUSHES || (pushed_to == m && push_life == from_life && epoch == from_source))
 #define IF_grant_pushed PUSHES
 #define IF_grant_committed (!PUSHES || told_commit)
-#define IF_part_pushed PUSHES
+#define IF_part_pushed (PUSHES && !(CONVERTS && committed[p]))
 #define IF_part_push_fits true
 #define IF_part_piece_fits (!(taken[p] & piece) && !committed[p])
 #define IF_part_covered (taken[p] == 3 && !committed[p])
@@ -111,10 +113,12 @@ hidden byte m, g, p, i, by_peer, from_target, from_life, from_source;
 #define IF_part_complete (committed[p] && pending[p] == 0)
 #define IF_part_sums CHECKS
 #define IF_part_sums_here has_sums[p]
+#define IF_part_converts CONVERTS
+#define IF_part_converted (converter[p] == 2)
 #define IF_part_same_peer (life[p] == from_life && seen_source[p] == from_source)
 #define IF_part_lane_fits true
 #define IF_part_has_bytes true
-#define IF_part_drained (copier[p] == 0 || copier[p] >= 3)
+#define IF_part_drained ((copier[p] == 0 || copier[p] >= 3) && converter[p] != 1)
 #define IF_part_all_arrived (copier[p] == 3)
 /* A pull has one source here: all of its parts have moved when one has. */
 #define IF_pull_all_parts_moved true
@@ -154,7 +158,7 @@ inline GO_part(to) {
   :: to == AT_none ->
      was_granted[p] = false; was_refused[p] = false; was_answered[p] = false;
      if :: !LISTENS(p) -> net[p] = net[p] & (CLAIM | CHECK | CONFIRM | CANCEL | RENEW | PUSH | DECLINE) :: else fi;
-     if :: IF_part_drained -> copier[p] = 0 :: else fi
+     if :: IF_part_drained -> copier[p] = 0; converter[p] = 0 :: else fi
   :: else
   fi
 }
@@ -227,19 +231,20 @@ inline DO_grant_tell_dropped() { offer_dropped() }
 inline DO_pull_ask_parts() { at_part[p] = (PUSHES -> AT_reserved : AT_connecting); held[p] = true }
 inline DO_pull_confirm_parts() { part_confirm() }
 inline DO_pull_stop_parts() { part_stop(); pull_stopped() }
-/* P1: what is called right was offered under this ticket, and not reused while it was read. */
+/* P1: what is called right was offered under this ticket, not reused while it was read, and is in the blocks. */
+#define IN_BLOCKS (!CONVERTS || converter[p] == 2)
 inline DO_pull_note_success() {
-  assert(read0[p] == 1 + ticket[p] && read1[p] == 1 + ticket[p]); read0[p] = 0; read1[p] = 0
+  assert(IN_BLOCKS && read0[p] == 1 + ticket[p] && read1[p] == 1 + ticket[p]); read0[p] = 0; read1[p] = 0
 }
 inline DO_pull_quarantine() { assert(held[p]) }
 /* P1: so is what equal sums call right, though the rest is wrong. */
 #define SOUND(read, sum) (read[p] != sum[p] || read[p] == 1 + ticket[p])
 #define IS_CHECKED (CHECKS && copier[p] == 3 && (at_part[p] == AT_moved || at_part[p] == AT_confirming))
 inline DO_pull_note_corruption() {
-  assert(SOUND(read0, sum0) && SOUND(read1, sum1)); read0[p] = 0; read1[p] = 0
+  assert(IN_BLOCKS && SOUND(read0, sum0) && SOUND(read1, sum1)); read0[p] = 0; read1[p] = 0
 }
 inline DO_pull_note_failure() {
-  assert(!IS_CHECKED || (SOUND(read0, sum0) && SOUND(read1, sum1))); read0[p] = 0; read1[p] = 0
+  assert(!IS_CHECKED || (IN_BLOCKS && SOUND(read0, sum0) && SOUND(read1, sum1))); read0[p] = 0; read1[p] = 0
 }
 inline DO_pull_free_exclusive() { assert(held[p]); held[p] = false }
 inline DO_pull_settle() { assert(!outcome[p]); outcome[p] = true }
@@ -252,7 +257,9 @@ inline DO_part_send_decline() { net[m] = net[m] | DECLINE }
 inline DO_part_open_pieces() { assert(was_granted[p]) }
 inline DO_part_take_piece() { taken[p] = taken[p] | piece; pending[p] = pending[p] | piece }
 inline DO_part_take_commit() { committed[p] = true }
-inline DO_part_look_on() { if :: at_part[p] == AT_filling -> part_look() :: else fi }
+inline DO_part_look_on() { if :: at_part[p] == AT_filling && !CONVERTS -> part_look() :: else fi }
+/* From here on like any pull. */
+inline DO_part_plan_whole() { part_planned() }
 inline DO_part_send_confirm() { net[p] = net[p] | CONFIRM; asked[p] = true }
 inline DO_part_send_cancel() { net[p] = net[p] | CANCEL; gave_up[p] = true }
 /* Acts only on what was sent to it. */
@@ -263,10 +270,12 @@ inline DO_part_queue() { skip }
 inline DO_part_send_check() { net[p] = net[p] | CHECK }
 inline DO_part_sum_blocks() { skip }
 inline DO_part_take_sums() { has_sums[p] = true }
-/* Of a push, one or both blocks: whatever is ready by now. */
+/* Only what has arrived, and only where it lies in memory of its own. */
+inline DO_part_convert_blocks() { assert(CONVERTS && copier[p] == 3); converter[p] = 1 }
+/* Of a push, one or both blocks: whatever is ready by now. What is converted comes as a whole. */
 inline DO_part_start_transfer() {
   if
-  :: PUSHES -> copier[p] = (pending[p] & 1 -> 1 : 2); only[p] = pending[p]; pending[p] = 0
+  :: PUSHES && !CONVERTS -> copier[p] = (pending[p] & 1 -> 1 : 2); only[p] = pending[p]; pending[p] = 0
   :: else -> copier[p] = 1; only[p] = 3
   fi
 }
@@ -362,7 +371,8 @@ end:
   :: d_step { (net[s] & COMMIT) && !(net[s] & (GRANT | READY0 | READY1)) -> net[s] = net[s] & ~COMMIT; sent_by(s);
        find_part(); part_commit() }
   :: d_step { at_part[s] == AT_waiting -> p = s; part_admit() }
-  :: d_step { at_part[s] == AT_moving || at_part[s] == AT_draining || at_part[s] == AT_checking -> p = s; part_turn() }
+  :: d_step { at_part[s] == AT_moving || at_part[s] == AT_draining || at_part[s] == AT_checking ||
+              at_part[s] == AT_converting -> p = s; part_turn() }
   :: d_step { at_pull[s] == AT_open || at_pull[s] == AT_confirming -> p = s; pull_deadline() }
   :: d_step { at_pull[s] == AT_open || at_pull[s] == AT_confirming -> p = s; pull_cancel() }
   :: d_step { RENEWALS && at_part[s] == AT_moving && !renewed[s] -> renewed[s] = true; net[s] = net[s] | RENEW }
@@ -375,6 +385,8 @@ end:
        read1[s] = (ticket[s] == epoch && at_part[s] == AT_moving && !wide[s] && (computed & 2) -> content : 0);
        copier[s] = 3 }
   :: d_step { copier[s] == 1 || copier[s] == 2 -> copier[s] = 4 }
+  /* So may the converter, which alone writes blocks where there is one. */
+  :: d_step { converter[s] == 1 -> assert(!released[s]); converter[s] = 2 }
   /* The source's copy threads sum what lies in its blocks, whatever that is by now. */
   :: d_step { summer[s] == 1 -> sum0[s] = content; summer[s] = 2 }
   :: d_step { summer[s] == 2 -> sum1[s] = content; summer[s] = 3 }
@@ -430,7 +442,7 @@ end:
        :: i < 2 ->
           if
           :: started[i] && !released[i] ->
-             dead[i] = true; at_part[i] = AT_none; at_pull[i] = AT_none; copier[i] = 0; held[i] = false
+             dead[i] = true; at_part[i] = AT_none; at_pull[i] = AT_none; copier[i] = 0; converter[i] = 0; held[i] = false
           :: else
           fi;
           i++

@@ -14,7 +14,7 @@ from helpers.soak import SEED, rounds
 
 from kvlink import _native
 from kvlink.errors import LayoutMismatch
-from kvlink.plan import select
+from kvlink.plan import as_delivered, compile_conversion, select
 
 CASES = rounds(150, 3000)
 
@@ -25,22 +25,24 @@ def target_byte(plan: _native.Plan, at: int) -> tuple[int, int]:
     return row[1], row[3]
 
 
-def check_plan(template: object, plan: _native.Plan, source: Rank, target: Rank, rng: np.random.Generator) -> int:
-    move(template, plan, source, target, way="direct", cuts=[])
+def check_plan(
+    template: object, plan: _native.Plan, source: Rank, intos: list[np.ndarray], rng: np.random.Generator
+) -> int:
+    move(template, plan, source, intos, way="direct", cuts=[])
     algorithm = str(rng.choice(["crc32c", "xxh3"]))
     width = {"crc32c": 4, "xxh3": 8}[algorithm]
 
-    def sums(rank: Rank, *, target: bool, threads: int = 1) -> np.ndarray:
+    def sums(memory: list[np.ndarray], *, target: bool, threads: int = 1) -> np.ndarray:
         options = {"target": target, "algorithm": algorithm, "threads": threads}
-        return np.frombuffer(_native.sum_plan(plan, memory_of(rank.cache), **options), f"<u{width}")
+        return np.frombuffer(_native.sum_plan(plan, memory, **options), f"<u{width}")
 
-    of_source = sums(source, target=False)
-    assert (of_source == sums(target, target=True, threads=2)).all()
+    of_source = sums(memory_of(source.cache), target=False)
+    assert (of_source == sums(intos, target=True, threads=2)).all()
     for at in rng.integers(0, plan.total_bytes, 3).tolist():
         region, offset = target_byte(plan, at)
-        memory_of(target.cache)[region][offset] ^= 1
-        wrong = np.flatnonzero(of_source != sums(target, target=True))
-        memory_of(target.cache)[region][offset] ^= 1
+        intos[region][offset] ^= 1
+        wrong = np.flatnonzero(of_source != sums(intos, target=True))
+        intos[region][offset] ^= 1
         assert len(wrong) == 1
         [found] = _native.describe_cells(plan, target=True, cells=wrong.tolist())
         # What the plan itself says of that byte, in whole pairs and all heads of the op, has the cell inside.
@@ -66,16 +68,22 @@ def check_fleets(source_fleet: Fleet, target_fleet: Fleet, rng: np.random.Genera
     """Returns how many cells were compared; none where the layouts do not fit."""
     sources, target = build(source_fleet, rng), build_one(target_fleet, rng)
     try:
-        taken = select([rank.cache.layout for rank in sources], target.cache.layout, seed=1)
+        taken = select([rank.cache.layout for rank in sources], target.cache.layout, seed=1, converts=target.converts)
     except LayoutMismatch:
         return 0
     request = draw_request(sources, target, rng)
     fill_sources(sources, request)
     cells = 0
     for source, layout, tables in zip(sources, taken, request.source_tables, strict=True):
-        template, plan = plan_of(source, layout, request, tables)
+        delivered = as_delivered(source.cache.layout, layout)
+        template, plan = plan_of(source, delivered, request, tables)
+        intos = memory_of(target.cache)
+        conversion = compile_conversion(delivered, layout)
+        if conversion is not None:  # What is to be converted is summed where it waits.
+            plan, _ = conversion.steps(template, plan)
+            intos.append(np.zeros(conversion.scratch_bytes, np.uint8))
         if plan.total_bytes:
-            cells += check_plan(template, plan, source, target, rng)
+            cells += check_plan(template, plan, source, intos, rng)
     return cells
 
 

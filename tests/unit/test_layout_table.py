@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -63,6 +64,8 @@ def fleet_of(cell: str) -> Fleet:
                 whole[key] = int(value) if key == "tp" else (int(value),)
             elif key == "pp":
                 whole["stages"] = tuple(map(int, value.split("+")))
+            elif key == "convert":
+                whole[key] = tuple(value.split("+"))
             elif key in ("model", "shared"):
                 whole[key] = value if key == "model" else True
             else:
@@ -96,10 +99,10 @@ def test_the_row_is_true(row: Row) -> None:
                 check_handoff(sources, rank, draw_request(sources, rank, rng), rng)
                 continue
             with pytest.raises(LayoutMismatch) as caught:
-                select([one.cache.layout for one in sources], rank.cache.layout, seed=number)
+                select([one.cache.layout for one in sources], rank.cache.layout, seed=number, converts=rank.converts)
             fields.add(caught.value.field)
             if len(sources) == 1:
-                with pytest.raises(LayoutMismatch, match=str(caught.value)):
+                with pytest.raises(LayoutMismatch, match=re.escape(str(caught.value))):
                     compile_template(sources[0].cache.layout, rank.cache.layout)
         assert fields == ({row.refused} if row.refused else set()), f"{source} -> {target}"
 

@@ -87,7 +87,7 @@ def test_these_pairs_are_served(source, target):
     ],
 )
 def test_a_pair_that_differs_is_refused_with_field_and_both_values(source, target, field, values):
-    advice = "; kvlink does not convert elements.*" if field in ("dtype", "element_bytes") else ""
+    advice = "; kvlink does not convert such elements.*" if field in ("dtype", "element_bytes") else ""
     said = f"{field}.* differs?: the source has {values[0]}, the target has {values[1]}{advice}$"
     with pytest.raises(LayoutMismatch, match=said):
         compile_template(source, target)

@@ -139,6 +139,7 @@ std::uint64_t Engine::expect_peer(std::string address) {
 
 std::vector<transport::Lane> Engine::attach_source(std::uint64_t id, int fd, std::uint8_t dialect, Epoch epoch,
                                                    std::string name, std::shared_ptr<const plan::Template> geometry,
+                                                   std::shared_ptr<const plan::Conversion> conversion,
                                                    SourceFacts facts, const std::vector<transport::Lane>& wanted) {
   transport::UniqueFd owned(fd);
   check_dialect(dialect);
@@ -155,13 +156,15 @@ std::vector<transport::Lane> Engine::attach_source(std::uint64_t id, int fd, std
   }
   // A std::function must be copyable, so the descriptor travels in a shared holder.
   auto holder = std::make_shared<transport::UniqueFd>(std::move(owned));
-  post([this, id, holder, dialect, epoch, name = std::move(name), geometry = std::move(geometry), reach] {
+  post([this, id, holder, dialect, epoch, name = std::move(name), geometry = std::move(geometry),
+        conversion = std::move(conversion), reach] {
     const PeerPtr found = peer(id);
     if (!found || found->state != PeerState::connecting) return;
     found->dialect = dialect;
     found->epoch = epoch;
     found->name = name;
     found->layout_template = geometry;
+    found->conversion = conversion;
     found->reach = std::move(*reach);
     connect(found, holder->release());
     if (found->state == PeerState::ready) pulls_.on_peer_ready(found);

@@ -133,11 +133,13 @@ class Engine {
 
   /// A peer that Python is about to connect to. Pulls may be given to it at once.
   [[nodiscard]] std::uint64_t expect_peer(std::string address);
-  /// Connects it. Takes `fd` over. Returns the usable lanes; throws Error(lane_unavailable) when there is none, and
-  /// the peer is then failed; Error(version_mismatch) for a dialect that this core does not speak.
+  /// Connects it. Takes `fd` over. `conversion`: of what comes in another dtype; null: nothing does. Returns the usable
+  /// lanes; throws Error(lane_unavailable) when there is none, and the peer is then failed; Error(version_mismatch) for
+  /// a dialect that this core does not speak.
   std::vector<transport::Lane> attach_source(std::uint64_t peer, int fd, std::uint8_t dialect, Epoch epoch,
                                              std::string name, std::shared_ptr<const plan::Template> geometry,
-                                             SourceFacts facts, const std::vector<transport::Lane>& wanted);
+                                             std::shared_ptr<const plan::Conversion> conversion, SourceFacts facts,
+                                             const std::vector<transport::Lane>& wanted);
   /// A peer that dialled us. Takes `fd` over. Throws Error(version_mismatch).
   std::uint64_t attach_claimant(int fd, std::uint8_t dialect, Epoch epoch, std::string name, std::string address,
                                 std::shared_ptr<const plan::Template> geometry, std::vector<std::byte> ucx_address,

@@ -30,6 +30,8 @@ const char* state_name(State state) noexcept {
       return "moving";
     case State::checking:
       return "checking";
+    case State::converting:
+      return "converting";
     case State::confirming:
       return "confirming";
     case State::offered:

@@ -28,6 +28,7 @@ enum class State : std::uint8_t {
   waiting,     // pull: granted, until others have moved
   moving,      // pull: bytes are on their way
   checking,    // pull: all bytes are here, and both sides sum them
+  converting,  // pull: all bytes are here, and become elements of this side's dtype
   confirming,  // pull: CONFIRM is out
   offered,     // offer: nobody reads yet
   granted,     // offer: somebody reads

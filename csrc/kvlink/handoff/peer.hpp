@@ -13,6 +13,7 @@
 #include "kvlink/handoff/rate_meter.hpp"
 #include "kvlink/handoff/reach.hpp"
 #include "kvlink/ids.hpp"
+#include "kvlink/plan/conversion.hpp"
 #include "kvlink/plan/template.hpp"
 
 namespace kvlink::handoff {
@@ -31,6 +32,7 @@ struct Peer {
   Epoch epoch{};
   std::uint8_t dialect{};                                 // of control frames, as the handshake chose
   std::shared_ptr<const plan::Template> layout_template;  // source's layout to target's, whichever of them we are
+  std::shared_ptr<const plan::Conversion> conversion;     // of a source: what is converted here; null: nothing
   std::unique_ptr<Channel> channel;
   Reach reach;
   bool watches_writable{false};  // the loop wakes when the socket takes more

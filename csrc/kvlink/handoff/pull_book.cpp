@@ -80,6 +80,7 @@ void PullBook::admit() {
 bool PullBook::advance(Part& part) {
   bool busy = part.transfer && part.transfer->advance();
   if (part.summing) busy = part.summing->advance() || busy;
+  if (part.converting) busy = part.converting->advance() || busy;
   if (part.receiver && part.at == At::moving) {
     const std::uint32_t credits = part.receiver->take_credits();
     if (credits != 0 && part.peer->channel) {
@@ -111,6 +112,7 @@ void PullBook::drop_transfers() {
     if (part->receiver) services_.router->detach(attempt);
     part->receiver.reset();
     part->transfer.reset();
+    part->converting.reset();
   }
 }
 
@@ -138,7 +140,7 @@ bool PullBook::turn(std::int64_t now) noexcept {
     part->has_turns = false;
     busy = advance(*part) || busy;
     step_part(part, On::turn, {.peer = part->peer});
-    if (part->at == At::moving || part->at == At::checking || part->at == At::draining) {
+    if (kTurning.has(part->at)) {
       want_turns(*part);
     } else {
       busy = true;

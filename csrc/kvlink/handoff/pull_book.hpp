@@ -23,6 +23,7 @@
 #include "kvlink/plan/pieces.hpp"
 #include "kvlink/plan/sum_cells.hpp"
 #include "kvlink/transport/integrity.hpp"
+#include "kvlink/transport/scratch_memory.hpp"
 #include "kvlink/transport/summing.hpp"
 
 namespace kvlink::handoff {
@@ -95,6 +96,7 @@ class PullBook {
     std::int64_t granted_ns{0};
     std::int64_t moved_ns{0};
     std::int64_t checked_ns{0};
+    std::int64_t converted_ns{0};
     std::int64_t started_ns{0};  // the earliest of the parts
     std::uint64_t post_ns{0};
   };
@@ -125,6 +127,11 @@ class PullBook {
     std::shared_ptr<transport::StagedReceiver> receiver{};
     std::unique_ptr<Filling> filling{};  // of a push only
     bool has_turns{false};               // it is among `moving_`
+    // Where the peer's elements are converted only.
+    std::shared_ptr<const plan::Plan> convert_plan{};
+    bool dense{false};  // so that it is known what scratch memory takes
+    std::shared_ptr<const transport::ScratchMemory> scratch{};
+    std::shared_ptr<transport::Transfer> converting{};
     // With integrity only.
     transport::Integrity integrity{};
     std::shared_ptr<const plan::SumCells> cells{};
@@ -185,7 +192,7 @@ class PullBook {
   void settle(Pull& pull);
   void send_claim(Part& part);
   void make_plan(const PartPtr& part, Grant& grant);
-  [[nodiscard]] std::shared_ptr<const plan::Plan> plan_of(const Part& part, const Grant& grant) const;
+  [[nodiscard]] std::vector<std::vector<plan::BlockPair>> pairs_of(const Part& part, const Grant& grant) const;
   void start_transfer(const PartPtr& part);
   // Of pushes: push_parts.cpp.
   void note_push_guards(const Part& part, const News& news, Set<If>& holding) const;
@@ -203,6 +210,13 @@ class PullBook {
   static void send_check(Part& part);
   void sum_blocks(const PartPtr& part);
   void take_sums(const PartPtr& part, const Sums& sums);
+  // Elements in another dtype: pull_conversion.cpp.
+  [[nodiscard]] static std::shared_ptr<const plan::Plan> plan_of(Part& part,
+                                                                 std::vector<std::vector<plan::BlockPair>> pairs);
+  /// What the lane writes: this node's memory, and scratch memory where there is something to convert.
+  [[nodiscard]] std::shared_ptr<const transport::LocalMemory> memory_of(Part& part) const;
+  void convert_blocks(const PartPtr& part);
+  void let_go_of_scratch(Part& part);
   void fail(const PartPtr& part, const Failure& failure);
   [[nodiscard]] static Failure failure_of(const Part& part, const News& news);
 

@@ -20,6 +20,9 @@ void PullBook::perform_check(Do action, const PartPtr& part, const News& news) {
     case Do::take_sums:
       take_sums(part, *news.sums);
       break;
+    case Do::convert_blocks:
+      convert_blocks(part);
+      break;
     default:
       assert(false && "a row asks a part for what only another machine does");
   }
@@ -34,7 +37,10 @@ void PullBook::send_check(Part& part) {
 
 void PullBook::sum_blocks(const PartPtr& part) {
   try {
-    part->summing = std::make_shared<transport::Summing>(part->cells, part->integrity, services_.memory,
+    // What is to be converted is summed as it came.
+    std::shared_ptr<const transport::LocalMemory> memory = services_.memory;
+    if (part->scratch) memory = part->scratch;
+    part->summing = std::make_shared<transport::Summing>(part->cells, part->integrity, std::move(memory),
                                                          *services_.copy_threads, services_.waker);
   } catch (const std::bad_alloc&) {
     return fail(part, {Code::out_of_memory, "no memory for the sums of what arrived"});

@@ -31,6 +31,7 @@ namespace {
   if (at == At::waiting) return State::waiting;
   if (at == At::moving) return State::moving;
   if (at == At::checking) return State::checking;
+  if (at == At::converting) return State::converting;
   return std::nullopt;
 }
 
@@ -50,13 +51,16 @@ Set<If> PullBook::guards_of(const Part& part, const News& news) const {
   holding.put(If::same_peer, part.peer == news.peer);
   if (part.at == At::connecting) holding.put(If::lane_fits, lane_fits(*part.peer, part.pull->request.lane));
   holding.put(If::has_bytes, part.plan && part.plan->total_bytes() != 0);
-  const bool drained = (!part.transfer || part.transfer->drained()) && (!part.summing || part.summing->drained());
+  const bool drained = (!part.transfer || part.transfer->drained()) && (!part.summing || part.summing->drained()) &&
+                       (!part.converting || part.converting->drained());
   holding.put(If::drained, drained);
   holding.put(If::all_arrived, drained && part.transfer && all_arrived(*part.transfer, *part.plan));
   holding.put(If::sums, part.integrity != transport::Integrity::none);
   note_push_guards(part, news, holding);
   holding.put(If::sums_here,
               part.summing && part.summing->complete() && part.source_sums.size() == part.total_sum_bytes());
+  holding.put(If::converts, part.peer->conversion != nullptr);
+  holding.put(If::converted, part.converting && part.converting->drained() && !part.converting->failure());
   return holding;
 }
 
@@ -80,10 +84,11 @@ void PullBook::enter(const PartPtr& part, At to) {
   const PullPtr pull = part->pull;
   if (to == At::moving) part->peer->rate.begin(now_ns());
   if (part->at == At::moving) part->peer->rate.end(now_ns(), part->transfer ? part->transfer->moved_bytes() : 0);
+  const bool arrived = part->at == At::moving && to != At::draining;
+  if (part->at == At::checking && to != At::draining) pull->checked_ns = now_ns();
   part->at = to;
   if (const auto state = shown_state(to)) pull->request.handle->set_state(*state);
   if (to == At::valid) --pull->parts_invalid;
-  const bool arrived = to == At::checking || to == At::filling || (to == At::moved && !part->summing);
   if (arrived && part->transfer) {
     pull->moved_ns = now_ns();
     pull->post_ns += part->transfer->post_ns();
@@ -91,13 +96,14 @@ void PullBook::enter(const PartPtr& part, At to) {
   if (to == At::moved) {
     --pull->parts_unmoved;
     part->checked = part->summing != nullptr;
-    if (part->checked) pull->checked_ns = now_ns();
+    if (part->converting) pull->converted_ns = now_ns();
     if (part->checked && !std::ranges::equal(part->source_sums, part->summing->sums())) ++pull->parts_unsound;
   }
-  if (arrived || to == At::none) {
-    window_.leave(part->attempt);
-    if (part->receiver) services_.router->detach(part->attempt);
-  }
+  if ((arrived || to == At::none) && part->receiver) services_.router->detach(part->attempt);
+  const bool ended = to == At::moved || to == At::none;
+  if (ended) let_go_of_scratch(*part);
+  // Scratch memory is inside the window, too.
+  if (ended || (arrived && !part->scratch)) window_.leave(part->attempt);
   if (to == At::filling) {  // A piece has drained; the next one has a transfer of its own.
     part->transfer.reset();
     part->receiver.reset();
@@ -167,6 +173,7 @@ void PullBook::perform(Do action, const PartPtr& part, const News& news) {
     case Do::cancel_transfer:
       if (part->transfer) part->transfer->cancel();
       if (part->summing) part->summing->cancel();
+      if (part->converting) part->converting->cancel();
       // One that still writes rings the bell when it stops; one that does not would never ring.
       step_part(part, On::turn, news);
       break;
@@ -265,7 +272,7 @@ void PullBook::check_terms(const Part& part, const Grant& grant) const {
   if (grant.integrity != transport::Integrity::none || part.lane == transport::Lane::staged) check_pieces(geometry);
 }
 
-std::shared_ptr<const plan::Plan> PullBook::plan_of(const Part& part, const Grant& grant) const {
+std::vector<std::vector<plan::BlockPair>> PullBook::pairs_of(const Part& part, const Grant& grant) const {
   check_terms(part, grant);
   const plan::Template& geometry = *part.peer->layout_template;
   const PullRequest& request = part.pull->request;
@@ -276,14 +283,13 @@ std::shared_ptr<const plan::Plan> PullBook::plan_of(const Part& part, const Gran
     }
     tables.push_back({.source = grant.blocks[group.source_index], .target = request.blocks[group.target_index]});
   }
-  return std::make_shared<plan::Plan>(part.peer->layout_template,
-                                      plan::pair_groups(geometry, tables, request.skip_tokens, request.num_tokens));
+  return plan::pair_groups(geometry, tables, request.skip_tokens, request.num_tokens);
 }
 
 void PullBook::make_plan(const PartPtr& part, Grant& grant) {
   part->pull->granted_ns = now_ns();
   try {
-    part->plan = plan_of(*part, grant);
+    part->plan = plan_of(*part, pairs_of(*part, grant));
   } catch (const Error& error) {
     return fail(part, {error.code(), error.what()});
   }
@@ -295,7 +301,8 @@ void PullBook::make_plan(const PartPtr& part, Grant& grant) {
 void PullBook::start_transfer(const PartPtr& part) {
   Fetch fetch;
   try {
-    auto started = part->peer->reach.make_transfer(part->lane, part->plan, services_, part->peer->title());
+    auto started =
+        part->peer->reach.make_transfer(part->lane, part->plan, memory_of(*part), services_, part->peer->title());
     part->transfer = std::move(started.transfer);
     part->receiver = std::move(started.receiver);
     if (part->receiver) fetch = fetch_of_plan(*part->plan);
@@ -422,12 +429,14 @@ void PullBook::settle(Pull& pull) {
   const std::int64_t now = now_ns();
   const std::int64_t moved_ns = pull.moved_ns != 0 ? pull.moved_ns : pull.granted_ns;
   const std::int64_t checked_ns = pull.checked_ns != 0 ? pull.checked_ns : moved_ns;
+  const std::int64_t converted_ns = std::max(pull.converted_ns, checked_ns);  // parts need not do both
   pull.result.phases_s = {{"connect", seconds(pull.request.submitted_ns, pull.claimed_ns)},
                           {"claim", seconds(pull.claimed_ns, pull.granted_ns)},
                           {"post", static_cast<double>(pull.post_ns) * 1e-9},
                           {"move", seconds(pull.started_ns, pull.moved_ns)},
                           {"check", seconds(moved_ns, checked_ns)},
-                          {"confirm", seconds(checked_ns, now)},
+                          {"convert", seconds(checked_ns, converted_ns)},
+                          {"confirm", seconds(converted_ns, now)},
                           {"total", seconds(pull.request.submitted_ns, now)}};
   services_.counters.live.fetch_sub(1);
   deadlines_.erase({pull.request.deadline_ns, handle->id()});

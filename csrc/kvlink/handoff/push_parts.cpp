@@ -118,6 +118,14 @@ void PullBook::perform_push(Do action, const PartPtr& part, const News& news) {
     case Do::look_on:
       look_on(part);
       break;
+    case Do::plan_whole: {
+      // From here on like any pull.
+      Grant whole = std::move(part->filling->terms);
+      whole.payload = std::move(part->filling->payload);
+      part->filling.reset();
+      make_plan(part, whole);
+      break;
+    }
     default:
       perform_check(action, part, news);
   }
@@ -187,11 +195,12 @@ void PullBook::next_plan(Part& part) const {
         {.tables = tables, .skip_tokens = request.skip_tokens, .num_tokens = request.num_tokens}, filling.layers);
     filling.has_piece = part.plan->total_bytes() != 0;  // What is not wanted has no bytes.
   }
-  if (!filling.has_piece && filling.committed) part.plan = plan_of(part, filling.terms);
+  if (!filling.has_piece && filling.committed) part.plan = plan_of(part, pairs_of(part, filling.terms));
 }
 
 void PullBook::look_on(const PartPtr& part) {
   if (part->at != At::filling) return;  // It looks again once what moves has arrived.
+  if (part->peer->conversion) return;   // Scratch memory takes a request as a whole, and so do its sums.
   try {
     next_plan(*part);
   } catch (const Error& error) {

@@ -127,21 +127,21 @@ std::shared_ptr<const transport::GetSource> Reach::get_source(Services& services
 }
 
 std::function<std::shared_ptr<transport::Transfer>(std::shared_ptr<const plan::Plan>)> Reach::one_sided(
-    Lane lane, Services& services, const std::string& peer) {
+    Lane lane, const std::shared_ptr<const transport::LocalMemory>& memory, Services& services,
+    const std::string& peer) {
   switch (lane) {
     case Lane::mapped:
-      return [source = mapped_, &services](std::shared_ptr<const plan::Plan> plan) {
-        return transport::make_mapped_transfer(std::move(plan), source, services.memory, *services.copy_threads,
-                                               services.waker);
+      return [source = mapped_, memory, &services](std::shared_ptr<const plan::Plan> plan) {
+        return transport::make_mapped_transfer(std::move(plan), source, memory, *services.copy_threads, services.waker);
       };
     case Lane::vectored:
-      return [source = vectored_, &services](std::shared_ptr<const plan::Plan> plan) {
-        return transport::make_vectored_transfer(std::move(plan), source, services.memory, *services.copy_threads,
+      return [source = vectored_, memory, &services](std::shared_ptr<const plan::Plan> plan) {
+        return transport::make_vectored_transfer(std::move(plan), source, memory, *services.copy_threads,
                                                  services.waker);
       };
     case Lane::get:
-      return [source = get_source(services, peer), &services](std::shared_ptr<const plan::Plan> plan) {
-        return transport::make_get_transfer(std::move(plan), source, services.memory, {});
+      return [source = get_source(services, peer), memory](std::shared_ptr<const plan::Plan> plan) {
+        return transport::make_get_transfer(std::move(plan), source, memory, {});
       };
     case Lane::staged:
       break;
@@ -149,12 +149,13 @@ std::function<std::shared_ptr<transport::Transfer>(std::shared_ptr<const plan::P
   throw Error(Code::lane_unavailable, "no such lane");
 }
 
-Reach::Started Reach::make_transfer(Lane lane, std::shared_ptr<const plan::Plan> plan, Services& services,
+Reach::Started Reach::make_transfer(Lane lane, std::shared_ptr<const plan::Plan> plan,
+                                    const std::shared_ptr<const transport::LocalMemory>& memory, Services& services,
                                     const std::string& peer) {
   if (lane == Lane::staged) {
     const std::uint64_t bytes = plan->total_bytes();
-    auto receiver = transport::StagedReceiver::create(std::move(plan), services.memory, kWindowChunks,
-                                                      *services.copy_threads, services.waker);
+    auto receiver = transport::StagedReceiver::create(std::move(plan), memory, kWindowChunks, *services.copy_threads,
+                                                      services.waker);
     if (services.faults) {
       receiver = std::make_shared<transport::FaultyReceiver>(std::move(receiver), bytes, services.faults);
     }
@@ -165,11 +166,10 @@ Reach::Started Reach::make_transfer(Lane lane, std::shared_ptr<const plan::Plan>
     }
     return started;
   }
-  auto make = one_sided(lane, services, peer);
+  auto make = one_sided(lane, memory, services, peer);
   if (services.faults) {
-    return {
-        std::make_shared<transport::FaultyTransfer>(std::move(plan), std::move(make), services.memory, services.faults),
-        nullptr};
+    return {std::make_shared<transport::FaultyTransfer>(std::move(plan), std::move(make), memory, services.faults),
+            nullptr};
   }
   return {make(std::move(plan)), nullptr};
 }

@@ -60,8 +60,10 @@ class Reach {
     std::shared_ptr<transport::StagedReceiver> receiver;  // the same object, on the staged lane
     std::vector<std::byte> chunk_address{};  // where the source is to send chunks; none: where the handshake said
   };
-  /// Progress thread. Throws Error(lane_unavailable) when UCX finds no way.
-  [[nodiscard]] Started make_transfer(transport::Lane lane, std::shared_ptr<const plan::Plan> plan, Services& services,
+  /// `memory` has the regions that the plan is made for. Progress thread. Throws Error(lane_unavailable) when UCX finds
+  /// no way.
+  [[nodiscard]] Started make_transfer(transport::Lane lane, std::shared_ptr<const plan::Plan> plan,
+                                      const std::shared_ptr<const transport::LocalMemory>& memory, Services& services,
                                       const std::string& peer);
   /// Progress thread. `chunk_address`: what the reader said of the same name. Throws Error(lane_unavailable),
   /// Error(transport_failed).
@@ -83,7 +85,8 @@ class Reach {
   [[nodiscard]] std::shared_ptr<const transport::GetSource> get_source(Services& services, const std::string& peer);
   /// What makes the transfers of a lane in which the source has no part. Throws as `make_transfer`.
   [[nodiscard]] std::function<std::shared_ptr<transport::Transfer>(std::shared_ptr<const plan::Plan>)> one_sided(
-      transport::Lane lane, Services& services, const std::string& peer);
+      transport::Lane lane, const std::shared_ptr<const transport::LocalMemory>& memory, Services& services,
+      const std::string& peer);
 
   SourceFacts facts_;
   std::vector<transport::Lane> lanes_;

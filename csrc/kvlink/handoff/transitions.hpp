@@ -45,7 +45,8 @@ enum class At : std::uint8_t {
   planning,
   waiting,
   moving,
-  checking,  // everything has arrived; until both sides have summed it
+  checking,    // everything has arrived; until both sides have summed it
+  converting,  // everything has arrived; until it is in the target's dtype and blocks
   moved,
   confirming,  // of a pull: every part is
   valid,
@@ -126,6 +127,8 @@ enum class If : std::uint8_t {
   all_arrived,      // the transfer has drained, and brought every byte of the plan
   sums,             // the grant is one with integrity
   sums_here,        // both sides have summed everything, and the target has all of it
+  converts,         // elements come in another dtype than the target keeps
+  converted,        // all of them are in the target's blocks, and nothing writes those any more
   all_parts_moved,  // of the pull
   all_parts_sound,  // no sum of any part differs between the two sides
   all_parts_valid,
@@ -173,6 +176,7 @@ enum class Do : std::uint8_t {
   open_pieces,
   take_piece,
   take_commit,
+  plan_whole,
   look_on,
   send_claim,
   send_check,
@@ -184,6 +188,7 @@ enum class Do : std::uint8_t {
   cancel_transfer,
   sum_blocks,
   take_sums,
+  convert_blocks,
   start_renewing,
   stop_renewing,
   count_valid,
@@ -251,13 +256,15 @@ struct Row {
 }
 
 /// States of a part.
-inline constexpr Set<At> kUnfinished{At::connecting, At::claiming, At::filling, At::planning,  At::waiting,
-                                     At::moving,     At::checking, At::moved,   At::confirming};
-inline constexpr Set<At> kLive{At::connecting, At::claiming, At::filling, At::planning,   At::waiting,
-                               At::moving,     At::checking, At::moved,   At::confirming, At::valid};
-inline constexpr Set<At> kAnywhere{At::none,       At::reserved, At::connecting, At::claiming, At::filling,
-                                   At::planning,   At::waiting,  At::moving,     At::checking, At::moved,
-                                   At::confirming, At::valid,    At::draining};
+inline constexpr Set<At> kUnfinished{At::connecting, At::claiming, At::filling,    At::planning, At::waiting,
+                                     At::moving,     At::checking, At::converting, At::moved,    At::confirming};
+inline constexpr Set<At> kLive{At::connecting, At::claiming, At::filling,    At::planning, At::waiting,    At::moving,
+                               At::checking,   At::converting, At::moved, At::confirming, At::valid};
+inline constexpr Set<At> kAnywhere{At::none,       At::reserved, At::connecting, At::claiming,   At::filling,
+                                   At::planning,   At::waiting,  At::moving,     At::checking,   At::converting,
+                                   At::moved,      At::confirming, At::valid,    At::draining};
+/// Those in which its copies, sums or conversion want turns.
+inline constexpr Set<At> kTurning{At::moving, At::checking, At::converting, At::draining};
 /// States of a grant.
 inline constexpr Set<At> kReading{At::granted, At::summing, At::sending};
 inline constexpr Set<At> kReadingOrNot{At::none, At::granted, At::summing, At::sending};
@@ -356,6 +363,9 @@ inline constexpr Row kTransitions[] = {
     // Piece by piece. Those that become ready while one moves go together, as far as they can.
     {Machine::part, {At::filling, At::waiting, At::moving}, On::piece,
      {If::same_peer, If::piece_fits}, At::same, {Do::take_piece, Do::look_on}},
+    // What is converted comes as a whole, like a pull: scratch memory and its sums are of a request.
+    {Machine::part, At::filling, On::commit,
+     {If::same_peer, If::covered, If::converts}, At::planning, {Do::take_commit, Do::plan_whole}},
     {Machine::part, {At::filling, At::waiting, At::moving}, On::commit,
      {If::same_peer, If::covered}, At::same, {Do::take_commit, Do::look_on}},
     {Machine::part, At::filling, On::look, {If::has_pieces}, At::waiting, {Do::queue}},
@@ -367,10 +377,14 @@ inline constexpr Row kTransitions[] = {
     {Machine::part, At::waiting, On::admit, {If::sums}, At::moving, {Do::send_check, Do::start_transfer}},
     {Machine::part, At::waiting, On::admit, {}, At::moving, {Do::start_transfer}},
     {Machine::part, At::moving, On::turn, {If::all_arrived, If::sums}, At::checking, {Do::sum_blocks}},
+    {Machine::part, At::moving, On::turn, {If::all_arrived, If::converts}, At::converting, {Do::convert_blocks}},
     {Machine::part, At::moving, On::turn, {If::all_arrived}, At::moved, {Do::tell_moved}},
     {Machine::part, At::moving, On::turn, {If::drained}, At::moved, {Do::tell_fail}},
     {Machine::part, {At::moving, At::checking}, On::sums, {If::same_peer}, At::same, {Do::take_sums}},
+    // Also what differs: cells with equal sums must be right, whatever becomes of the others.
+    {Machine::part, At::checking, On::turn, {If::sums_here, If::converts}, At::converting, {Do::convert_blocks}},
     {Machine::part, At::checking, On::turn, {If::sums_here}, At::moved, {Do::tell_moved}},
+    {Machine::part, At::converting, On::turn, {If::converted}, At::moved, {Do::tell_moved}},
     {Machine::part, At::moved, On::confirm, {}, At::confirming, {Do::send_confirm}},
     {Machine::part, At::confirming, On::valid,
      {If::same_peer}, At::valid, {Do::stop_renewing, Do::count_valid, Do::tell_valid}},
@@ -387,7 +401,7 @@ inline constexpr Row kTransitions[] = {
     {Machine::part, {At::reserved, At::connecting, At::valid}, On::stop, {}, At::none, {}},
     {Machine::part, {At::claiming, At::filling, At::planning, At::waiting, At::moved, At::confirming}, On::stop,
      {}, At::none, {Do::stop_renewing, Do::send_cancel}},
-    {Machine::part, {At::moving, At::checking}, On::stop,
+    {Machine::part, {At::moving, At::checking, At::converting}, On::stop,
      {}, At::draining, {Do::stop_renewing, Do::send_cancel, Do::cancel_transfer}},
     {Machine::part, At::draining, On::turn, {If::drained}, At::none, {Do::tell_gone}},
     {Machine::part, At::draining, On::threads_gone, {}, At::none, {Do::tell_gone}},
