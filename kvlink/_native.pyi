@@ -271,7 +271,7 @@ class Engine:
         Return the number of a peer that Python will connect; pulls may be queued on it at once.
         """
 
-    def attach_source(self, peer: int, *, fd: int, dialect: int, epoch: bytes, name: str, template: Template, region_bytes: Sequence[int], region_addresses: Sequence[int], region_fds: Sequence[int], pid: int, keys: Sequence[bytes], ucx_address: bytes, same_host: object, lanes: Sequence[str]) -> list[str]:
+    def attach_source(self, peer: int, *, fd: int, dialect: int, epoch: bytes, name: str, template: Template, conversion: Conversion | None, region_bytes: Sequence[int], region_addresses: Sequence[int], region_fds: Sequence[int], pid: int, keys: Sequence[bytes], ucx_address: bytes, same_host: object, lanes: Sequence[str]) -> list[str]:
         """
         Connect an expected peer. Takes all descriptors over, also when it raises. Return usable lanes.
         """

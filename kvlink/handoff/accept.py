@@ -26,7 +26,7 @@ from kvlink.handoff.answer import Answerer
 from kvlink.handoff.deadline import Deadline
 from kvlink.handoff.framed_socket import FramedSocket
 from kvlink.handoff.life import Life
-from kvlink.handoff.pairing import Share, template_between
+from kvlink.handoff.pairing import digest_of, template_between
 from kvlink.handoff.pool_socket import PoolSocket
 
 __all__ = ["Acceptor"]
@@ -247,7 +247,7 @@ class Acceptor:
             ucx_address=target.ucx_address,
             same_host=me.is_same_host(target),
         )
-        served.claimants.note(target.epoch, Share.of(target.layout).digest, peer)
+        served.claimants.note(target.epoch, digest_of(target.layout), peer)
 
     def _log_refused(self, error: KvlinkError) -> None:
         _log.debug("refused a connection: %s", error)

@@ -54,9 +54,7 @@ Secrets = tuple[bytes, ...]
 """The secrets that are valid now, the preferred one first; a single empty one stands for none."""
 
 _NONCE_BYTES = 32
-_HOW_TO_SHARE = (
-    ": give both nodes the same one, or look for who altered on its way a nonce, a version or a proof that they exchanged"
-)
+_HOW_TO_SHARE = ": give both nodes the same one, or look for who altered on its way a nonce, a version or a proof"
 # What a peer that has proved nothing may make this side raise.
 _REFUSALS_BEFORE_PROOF = {"AuthenticationFailed", "VersionMismatch", "ProtocolError", "Busy", "Closed", "NotReady"}
 

@@ -20,7 +20,7 @@ from kvlink.transport import mean_run_bytes
 if TYPE_CHECKING:
     from kvlink._native import Conversion, Template
 
-__all__ = ["Share", "Shares", "run_bytes_between", "template_between", "unpack_layout"]
+__all__ = ["Share", "Shares", "digest_of", "run_bytes_between", "template_between", "unpack_layout"]
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -59,8 +59,12 @@ class Share:
         delivered = as_delivered(source, share)
         packed = msgspec.msgpack.encode(delivered)
         converts = tuple(sorted(conversions_of(delivered, share)))
-        digest = hashlib.blake2b(packed, digest_size=16).digest()
-        return cls(packed, digest, compile_conversion(delivered, share), converts)
+        return cls(packed, digest_of(packed), compile_conversion(delivered, share), converts)
+
+
+def digest_of(packed: bytes) -> bytes:
+    """Return what a share is known by, from its layout as it crosses the wire."""
+    return hashlib.blake2b(packed, digest_size=16).digest()
 
 
 class Shares:

@@ -258,11 +258,11 @@ struct Row {
 /// States of a part.
 inline constexpr Set<At> kUnfinished{At::connecting, At::claiming, At::filling,    At::planning, At::waiting,
                                      At::moving,     At::checking, At::converting, At::moved,    At::confirming};
-inline constexpr Set<At> kLive{At::connecting, At::claiming, At::filling,    At::planning, At::waiting,    At::moving,
-                               At::checking,   At::converting, At::moved, At::confirming, At::valid};
-inline constexpr Set<At> kAnywhere{At::none,       At::reserved, At::connecting, At::claiming,   At::filling,
-                                   At::planning,   At::waiting,  At::moving,     At::checking,   At::converting,
-                                   At::moved,      At::confirming, At::valid,    At::draining};
+inline constexpr Set<At> kLive{At::connecting, At::claiming,   At::filling, At::planning,   At::waiting, At::moving,
+                               At::checking,   At::converting, At::moved,   At::confirming, At::valid};
+inline constexpr Set<At> kAnywhere{At::none,     At::reserved,   At::connecting, At::claiming, At::filling,
+                                   At::planning, At::waiting,    At::moving,     At::checking, At::converting,
+                                   At::moved,    At::confirming, At::valid,      At::draining};
 /// Those in which its copies, sums or conversion want turns.
 inline constexpr Set<At> kTurning{At::moving, At::checking, At::converting, At::draining};
 /// States of a grant.
