@@ -1,6 +1,7 @@
 // Tests of the books of both sides with a push, for test_handoff_books.cpp.
 #pragma once
 
+#include "converted_handoffs.hpp"
 #include "scripted_sides.hpp"
 
 namespace kvlink::test {
@@ -374,7 +375,54 @@ inline void whatever_ends_a_reservation_ends_it_once() {
   }
 }
 
+/// A reservation whose source has another dtype, and says that one of two tokens is ready.
+struct ConvertingReservation : ReservingSide {
+  std::unique_ptr<Gate> gate = hold_conversion(*this, *first.peer, kFew);
+  ConvertingReservation() {
+    begin();
+    ready(0, 1, true);
+    turn();
+    CHECK(transfers().empty());
+  }
+  ~ConvertingReservation() { gate->open(); }
+};
+
+inline void what_is_converted_is_pushed_as_a_whole() {
+  ConvertingReservation side;
+  side.ready(1, 2);
+  side.book.on_commit(side.second.peer, side.parts.front().attempt, {});
+  side.turn();
+  CHECK(transfers().empty());
+  side.commit();
+  CHECK(transfers().size() == 1);
+  const std::vector<float> block(kFew, 1.5F);
+  for (const std::uint64_t number : {0U, 1U}) {
+    std::memcpy(transfers()[0]->memory->at(1, number * kFew * 4), block.data(), kFew * 4);
+  }
+  CHECK(side.first.count(handoff::Kind::confirm) == 0);
+  side.arrive();
+  CHECK(side.first.count(handoff::Kind::confirm) == 1);
+  for (const std::size_t number : {3U, 5U}) {
+    std::uint16_t bits = 0;
+    std::memcpy(&bits, side.memory.data() + number * kFew * 2, sizeof bits);
+    CHECK(bits == kOneAndAHalf);
+  }
+  side.valid(0);
+  CHECK(side.handle->state() == handoff::State::succeeded);
+  CHECK(side.handle->result()->payload == std::vector{std::byte{5}});
+}
+
+inline void what_is_converted_is_not_committed_before_all_of_it_is_ready() {
+  ConvertingReservation side;
+  side.commit();
+  CHECK(side.failed_with(Code::protocol_error));
+  CHECK(transfers().empty());
+}
+
 inline const std::pair<std::string, std::function<void()>> kPushedHandoffs[] = {
+    {"what_is_converted_is_pushed_as_a_whole", what_is_converted_is_pushed_as_a_whole},
+    {"what_is_converted_is_not_committed_before_all_of_it_is_ready",
+     what_is_converted_is_not_committed_before_all_of_it_is_ready},
     {"a_push_is_for_the_node_that_has_reserved", a_push_is_for_the_node_that_has_reserved},
     {"what_is_ready_is_told_once_there_is_a_grant_and_then_as_it_comes",
      what_is_ready_is_told_once_there_is_a_grant_and_then_as_it_comes},

@@ -12,6 +12,7 @@ from helpers.processes import Pair
 from helpers.soak import SEED, rounds
 from hypothesis import strategies as st
 from integration.test_integrity_on_each_lane import GEOMETRY, REQUEST, cells_that_differ, named
+from integration.test_push_on_each_lane import COMMIT, PIECEWISE, ready
 from property.test_handoff_moves_exactly import placements, requests
 
 from kvlink import errors
@@ -33,7 +34,7 @@ def of_dtype(geometry: Geometry, dtype: str) -> Geometry:
 
 @dataclass(frozen=True)
 class Case:
-    """Two layouts of one cache in two dtypes, and handoffs one after the other between them."""
+    """Two layouts of one cache in two dtypes, and a pull and a push between them."""
 
     seed: int
     geometry: Geometry
@@ -84,9 +85,14 @@ def test_what_arrives_in_another_dtype_is_what_the_reference_makes_of_it(pair: P
             seed=case.seed,
             integrity=case.integrity,
             convert=("->".join(case.pair),),
+            limits=PIECEWISE,
         )
-        for request in case.requests:
-            assert pair.hand_over(request).lane == pair.lane.lane
+        pulled, pushed = case.requests
+        assert pair.hand_over(pulled).lane == pair.lane.lane
+        half = pushed.num_tokens // 2
+        said = [ready(tokens=range(half)), ready(tokens=range(half, pushed.num_tokens))] if half else []
+        taken = pair.push_over(pushed, *said, COMMIT)
+        assert taken.lane in (pair.lane.lane, "")
         assert not any(pair.holds())
 
     run()
