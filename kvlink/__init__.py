@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvlink import commands as commands
     from kvlink import errors as errors
+    from kvlink.commands import Event as Event
     from kvlink.config import Limits as Limits
     from kvlink.errors import KvlinkError as KvlinkError
     from kvlink.handoff import BlockPool as BlockPool
@@ -32,6 +34,7 @@ _HOME = {
     "DecodeWorker": "kvlink.scheduler",
     "KVCache": "kvlink.layout",
     "KvlinkError": "kvlink.errors",
+    "Event": "kvlink.commands",
     "Limits": "kvlink.config",
     "Node": "kvlink.handoff",
     "Offer": "kvlink.handoff",
@@ -46,6 +49,7 @@ __all__ = [
     "BlockPool",
     "Buffer",
     "DecodeWorker",
+    "Event",
     "KVCache",
     "KvlinkError",
     "Limits",
@@ -56,6 +60,7 @@ __all__ = [
     "Scheduler",
     "TicketMint",
     "__version__",
+    "commands",
     "empty",
     "errors",
 ]
@@ -65,8 +70,8 @@ def __getattr__(name: str) -> Any:
     """Load a public name from the module that defines it (PEP 562)."""
     from importlib import import_module
 
-    if name == "errors":
-        return import_module("kvlink.errors")
+    if name in ("commands", "errors"):
+        return import_module(f"kvlink.{name}")
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'kvlink' has no attribute {name!r}")

@@ -23,6 +23,7 @@ from kvlink.handoff.handles import Offer, Pull
 from kvlink.handoff.handshake import Secret, secrets_of
 from kvlink.handoff.life import Life
 from kvlink.handoff.running import NodeSettings, Running
+from kvlink.handoff.submitting import Submitting
 from kvlink.handoff.terms import OfferTerms
 from kvlink.handoff.ticket import Ticket, TicketSource, make_ticket, parse_ticket
 from kvlink.transport import LANES, check_lanes
@@ -37,7 +38,7 @@ _MOST_COPY_THREADS = 256
 _EXIT_DEADLINE_S = 1.0
 
 
-class Node:
+class Node(Submitting):
     """Offers the blocks of one cache to other nodes, and pulls theirs into it. Thread-safe.
 
     Borrows the cache's memory until ``close`` has returned, and keeps it alive until then. A node
@@ -286,10 +287,6 @@ class Node:
             label=label,
         )
         return Pull(handoff, self, title=operation, lasts_s=deadline_s, contacts=contacts)
-
-    def fileno(self) -> int:
-        """Return an eventfd that is readable once something happened to any handle; the caller reads it empty."""
-        return self._usable("fileno").life.engine.fileno()
 
     def peers(self) -> list[dict[str, Any]]:
         """Return how each peer stands: name, address, role, state, lanes, transports, handoffs and bytes.

@@ -139,6 +139,11 @@ class Running:
             raise Closed(f"{operation}: the node is closed")
 
     @property
+    def max_handoffs(self) -> int:
+        """How many may live at once."""
+        return self._settings.limits.max_handoffs
+
+    @property
     def state(self) -> str:
         """See ``Node.state``."""
         if self.closed:
