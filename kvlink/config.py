@@ -18,6 +18,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "close_deadline_s": (0.0, 300.0),
     "pending_handshakes": (1, 4096),
     "pending_connects": (1, 4096),
+    "ask_sessions": (1, 4096),
     "lease_cap_s": (0.0, 86400.0),
     "max_handoffs": (1, 1 << 20),
     "payload_bytes": (0, 4 << 20),
@@ -47,6 +48,9 @@ class Limits:
     pending_connects
         Peers that may be dialed at once; a pull that needs another one gets ``Busy``. All sources
         of one ticket are admitted together, however many they are.
+    ask_sessions
+        Connections on which peers may ask something at once. When a further one is needed, the one that
+        has been idle longest ends; without an idle one the peer gets ``Busy``.
     lease_cap_s
         Readers that are still at it renew the lease of an offer, but never past this age of it.
         ``ttl_s`` may be longer: such an offer is not renewed, and ends by its own ``ttl_s``.
@@ -70,6 +74,7 @@ class Limits:
     close_deadline_s: float = 2.0
     pending_handshakes: int = 128
     pending_connects: int = 64
+    ask_sessions: int = 256
     lease_cap_s: float = 300.0
     max_handoffs: int = 16384
     payload_bytes: int = 1 << 20

@@ -21,9 +21,13 @@ __all__ = [
     "SEALED_FRAME_BYTES",
     "COMMON",
     "DIALECTS",
+    "MOST_ASKED_BYTES",
+    "Answer",
+    "Ask",
     "Challenge",
     "Dialect",
     "Hello",
+    "IntroduceAsker",
     "IntroduceSource",
     "IntroduceTarget",
     "Message",
@@ -43,6 +47,9 @@ MAGIC = "kvlink"
 OPEN_FRAME_BYTES = 4 << 10
 # Afterwards: a layout of 200 layers takes about 100 KiB, a packed key about 200 bytes.
 SEALED_FRAME_BYTES = 1 << 20
+
+# What one question or one answer carries. More belongs into blocks.
+MOST_ASKED_BYTES = 512 << 10
 
 _LENGTH = struct.Struct("<I")
 
@@ -124,6 +131,35 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
     pool_token: Annotated[bytes, msgspec.Meta(max_length=32)]
 
 
+class IntroduceAsker(Message, frozen=True, kw_only=True, tag="asker"):
+    """Who the dialer is that only wants to ask; in place of ``IntroduceTarget``. Questions follow."""
+
+    epoch: _Epoch
+    name: _Name
+    address: _Name
+
+
+class Ask(Message, frozen=True, kw_only=True, tag="ask"):
+    """One question. The next one comes when it is answered.
+
+    ``remaining_ms`` is how long the asker waits, from when it sent this.
+    """
+
+    number: Annotated[int, msgspec.Meta(ge=0)]
+    kind: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    remaining_ms: Annotated[int, msgspec.Meta(ge=0, le=86_400_000)]
+    body: Annotated[bytes, msgspec.Meta(max_length=MOST_ASKED_BYTES)]
+
+
+class Answer(Message, frozen=True, kw_only=True, tag="answer"):
+    """The answer to the question of this number, or the name of an error class and a message for people."""
+
+    number: Annotated[int, msgspec.Meta(ge=0)]
+    body: Annotated[bytes, msgspec.Meta(max_length=MOST_ASKED_BYTES)] = b""
+    code: _Text = ""
+    message: Annotated[str, msgspec.Meta(max_length=1024)] = ""
+
+
 class Refuse(Message, frozen=True, kw_only=True, tag="refuse"):
     """Why the sender hangs up: the name of an error class, and a message for people.
 
@@ -157,7 +193,8 @@ def decode(body: bytes, expected: type[_M]) -> _M | Refuse:
     try:
         message: _M | Refuse = msgspec.msgpack.decode(body, type=expected | Refuse)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ProtocolError(f"expected {expected.__name__} and got something else: {error}") from None
+        name = getattr(expected, "__name__", str(expected))
+        raise ProtocolError(f"expected {name} and got something else: {error}") from None
     return message
 
 
@@ -173,10 +210,17 @@ class _Decode(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """How one version writes what follows Challenge. Hello and Challenge are the same in every version."""
+    """How one version writes what follows Challenge. Hello and Challenge are the same in every version.
+
+    Attributes
+    ----------
+    asks
+        Whether a dialer may introduce itself to ask.
+    """
 
     encode: _Encode = encode
     decode: _Decode = decode
+    asks: bool = True
 
 
 COMMON = Dialect()

@@ -22,6 +22,7 @@ from kvlink.config import Limits
 from kvlink.errors import AuthenticationFailed, KvlinkError, PeerLost
 from kvlink.handoff import handshake
 from kvlink.handoff.address import join_address
+from kvlink.handoff.answer import Answerer
 from kvlink.handoff.deadline import Deadline
 from kvlink.handoff.framed_socket import FramedSocket
 from kvlink.handoff.introduction import Introduction
@@ -69,6 +70,7 @@ class Acceptor:
         listener: socket.socket,
         pools: PoolSocket,
         keyring: handshake.Keyring,
+        answerer: Answerer,
         limits: Limits,
     ) -> None:
         self._name = introduction.name
@@ -76,6 +78,7 @@ class Acceptor:
         self._listener = listener
         self._pools = pools
         self._keyring = keyring
+        self._answerer = answerer
         self._limits = limits
         self._lock = threading.RLock()
         self._pending: dict[_Pending, None] = {}  # in the order of their arrival
@@ -99,7 +102,9 @@ class Acceptor:
         self._served = why
         with self._lock:
             pending = list(self._pending)
-        self._end(pending, Deadline(deadline_s))
+        deadline = Deadline(deadline_s)
+        self._end(pending, deadline)
+        self._answerer.end_sessions(deadline)
 
     def counts(self) -> dict[str, int]:
         """Return how many connections ended how: "accepted", "pools passed", "cut off", or an error's name."""
@@ -115,6 +120,7 @@ class Acceptor:
         with contextlib.suppress(OSError):  # closed by the call before this one
             self._wake_sender.send(b"x")
         self._end(pending, deadline)
+        self._answerer.close(deadline)
         if self._thread is not threading.current_thread():
             self._thread.join(timeout=max(0.0, deadline.remaining_s))
         self._listener.close()
@@ -222,7 +228,12 @@ class Acceptor:
             raise type(served)(*served.args)
         engine, me = served
         handshake.send(link, me.as_source())
-        target = handshake.receive(link, wire.IntroduceTarget)
+        target = handshake.receive_wish(link)
+        if isinstance(target, wire.IntroduceAsker):
+            with self._lock:
+                self._pending.pop(pending, None)  # It has its own limit from here on.
+            self._answerer.serve(link, target)
+            return
         me.check_wanted(target)
         template = template_between(me.packed_layout, target.layout)
         token_valid_s = max(0.0, pending.deadline.remaining_s)

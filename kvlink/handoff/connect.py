@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import select
-import socket
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from kvlink import wire
-from kvlink.errors import DeadlineExceeded, KvlinkError, PeerLost, PeerUnreachable
+from kvlink.errors import KvlinkError, PeerLost
 from kvlink.handoff import handshake
-from kvlink.handoff.address import Address, SocketAddress, resolve, split_address
+from kvlink.handoff.address import split_address
 from kvlink.handoff.deadline import Deadline
 from kvlink.handoff.framed_socket import FramedSocket
 from kvlink.handoff.introduction import Introduction, check_source, check_welcome
 from kvlink.handoff.native import NativeEngine
+from kvlink.handoff.outgoing import open_connection, with_retries
 from kvlink.handoff.pairing import Share, run_bytes_between, template_between, unpack_layout
 from kvlink.handoff.pool_socket import fetch_pools
 from kvlink.handoff.ticket import TicketSource
 from kvlink.transport import LaneChoice, LaneFacts, choose_lanes
 
 __all__ = ["Connector", "Meeting"]
-
-# A node that is flooded by strangers cuts off connections at random, and one that had to wait until
-# the other sources of a ticket were met may have cut off this one: worth another try.
-_RETRY_AFTER_S = 0.02
-_MOST_TRIES = 5
-
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -70,7 +59,7 @@ class Connector:
         PeerLost, DeadlineExceeded, Closed
             If it hung up again and again, time ran out, or connecting was called off.
         """
-        return _with_retries(lambda: self._meet_once(source, deadline), deadline)
+        return with_retries(lambda: self._meet_once(source, deadline), deadline)
 
     def join(
         self,
@@ -104,10 +93,10 @@ class Connector:
             finally:
                 current.link.close()
 
-        return _with_retries(attempt, deadline)
+        return with_retries(attempt, deadline)
 
     def _meet_once(self, source: TicketSource, deadline: Deadline) -> Meeting:
-        link = FramedSocket(_open_connection(split_address(source.address), deadline), deadline)
+        link = FramedSocket(open_connection(split_address(source.address), deadline), deadline)
         try:
             handshake.prove(link, self._keyring.secrets)
             introduced = handshake.receive(link, wire.IntroduceSource)
@@ -188,58 +177,9 @@ class Connector:
         return choose_lanes(facts, allowed=self._lanes)
 
 
-def _with_retries(attempt: Callable[[], _Result], deadline: Deadline) -> _Result:
-    tries = 0
-    while True:
-        tries += 1
-        try:
-            return attempt()
-        except (PeerLost, DeadlineExceeded):
-            # A deadline may be the acceptor's, which counts from when it was dialed.
-            if tries == _MOST_TRIES or deadline.remaining_s <= 0:
-                raise
-        threading.Event().wait(min(_RETRY_AFTER_S * 2**tries, deadline.slice_s()))
-
-
 def _refuse(link: FramedSocket, error: BaseException) -> None:
     if isinstance(error, KvlinkError) and not isinstance(error, PeerLost):
         handshake.refuse(link, error)
-
-
-def _open_connection(address: Address, deadline: Deadline) -> socket.socket:
-    causes = []
-    for family, place in resolve(address):
-        try:
-            return _connect_to(family, place, deadline)
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-                raise PeerUnreachable(f"this process is out of descriptors or memory: {error.strerror}") from None
-            causes.append(f"{place[0]}: {error.strerror or error}")
-    raise PeerUnreachable(f"{'; '.join(causes)}; is the node still running, and is this its address?")
-
-
-def _connect_to(family: socket.AddressFamily, place: SocketAddress, deadline: Deadline) -> socket.socket:
-    connection = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        connection.setblocking(False)
-        status = connection.connect_ex(place)
-        if status == errno.EINPROGRESS:
-            poller = select.poll()
-            poller.register(connection, select.POLLOUT)
-            while not poller.poll(deadline.slice_s() * 1000):
-                pass
-            status = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        _raise_if_error(status)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _raise_if_error(status: int) -> None:
-    if status:
-        raise OSError(status, os.strerror(status))
 
 
 def _close_all(descriptors: list[int]) -> None:

@@ -51,6 +51,19 @@ class FramedSocket:
         self._sent = self._received = 0  # both sides number from here
         self._limit = wire.SEALED_FRAME_BYTES + _MAC_BYTES
 
+    def allow(self, deadline: Deadline) -> None:
+        """Let what follows take until `deadline`."""
+        self._deadline = deadline
+
+    def wait_readable(self, *, timeout_s: float) -> bool:
+        """Wait for the next frame, or the end of the connection; return whether either has come.
+
+        ``abort`` ends it. Waits in one piece, for connections that are idle most of the time.
+        """
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN)
+        return bool(poller.poll(timeout_s * 1000))
+
     def send(self, body: bytes) -> None:
         """Send one frame.
 

@@ -13,6 +13,11 @@
                                         <------------  Welcome{how the source's regions are reached}
       the native core speaks from here on
 
+    or, where the dialer only wants to ask, see kvlink/handoff/ask.py:
+      IntroduceAsker{epoch, name, address} --------->
+      Ask{number, kind, body}           ------------>
+                                        <------------  Answer{number, body}
+
 Each proof covers its role and every byte of Hello and Challenge. A proof sent back to its maker
 names the wrong role; one of an earlier connection names other nonces; a version that somebody
 lowered on the way is no longer what was proved. A node without a secret proves an empty one, so
@@ -26,7 +31,7 @@ import hashlib
 import hmac
 import os
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from kvlink import wire
 from kvlink.errors import (
@@ -40,7 +45,7 @@ from kvlink.errors import (
 )
 from kvlink.handoff.framed_socket import FramedSocket
 
-__all__ = ["Keyring", "Secret", "Secrets", "answer", "prove", "receive", "refuse", "secrets_of", "send"]
+__all__ = ["Keyring", "Secret", "Secrets", "answer", "prove", "receive", "receive_wish", "refuse", "secrets_of", "send"]
 
 Secret = bytes | str
 """What both nodes share: the more random, the better; 32 random bytes are plenty."""
@@ -54,7 +59,15 @@ _REFUSALS_BEFORE_PROOF = {"AuthenticationFailed", "VersionMismatch", "ProtocolEr
 
 _M = TypeVar(
     "_M",
-    bound=wire.Hello | wire.Challenge | wire.Proof | wire.IntroduceTarget | wire.IntroduceSource | wire.Welcome,
+    bound=wire.Hello
+    | wire.Challenge
+    | wire.Proof
+    | wire.IntroduceTarget
+    | wire.IntroduceSource
+    | wire.IntroduceAsker
+    | wire.Welcome
+    | wire.Ask
+    | wire.Answer,
 )
 
 
@@ -185,6 +198,15 @@ def receive(link: FramedSocket, expected: type[_M]) -> _M:
         As in `prove`.
     """
     return _accept(link.dialect.decode(link.receive(), expected), proven=True)
+
+
+def receive_wish(link: FramedSocket) -> wire.IntroduceTarget | wire.IntroduceAsker:
+    """Return what an authenticated dialer wants: bytes, or to ask. Raises as ``receive`` does."""
+    if not link.dialect.asks:
+        return receive(link, wire.IntroduceTarget)
+    either = cast("Any", wire.IntroduceTarget | wire.IntroduceAsker)
+    wish: wire.IntroduceTarget | wire.IntroduceAsker = receive(link, either)
+    return wish
 
 
 def refuse(link: FramedSocket, error: KvlinkError) -> None:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kvlink import wire
 from kvlink.config import Limits
 from kvlink.errors import KvlinkError, NotReady, OutOfMemory
+from kvlink.handoff.ask import Asker
 from kvlink.handoff.block_tables import Group
 from kvlink.handoff.connect import Connector
 from kvlink.handoff.dial import Dialer
@@ -42,6 +44,8 @@ class Life:
         The cache as the user gave it; ``None`` once it is forgotten.
     cache
         The same, with its regions as peers see them.
+    asker
+        Asks other nodes in the name of this life.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class Life:
         *,
         epoch: bytes,
         name: str,
+        address: str,
         engine: NativeEngine,
         keyring: Keyring,
         lanes: tuple[str, ...],
@@ -73,6 +78,11 @@ class Life:
             mappable=tuple(whole_pool(region) is not None for region in cache.regions),
             keys=tuple(engine.pack_keys()),
             ucx_address=engine.ucx_address(),
+        )
+        self.asker = Asker(
+            lambda: wire.IntroduceAsker(epoch=epoch, name=name, address=address),
+            keyring=keyring,
+            connect_timeout_s=limits.connect_timeout_s,
         )
         self.dialer = Dialer(
             engine,
@@ -115,6 +125,7 @@ class Life:
         the memory; a peer that mapped it lets go when it sees its connection end.
         """
         until = time.monotonic() + deadline_s
+        self.asker.close(why)
         self.dialer.close(deadline_s=deadline_s, why=why)
         self.engine.close(deadline_s=max(0.0, until - time.monotonic()), code=type(why).__name__, message=str(why))
 

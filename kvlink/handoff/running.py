@@ -16,6 +16,7 @@ from kvlink.config import Limits
 from kvlink.errors import Closed, DeadlineExceeded, InvalidArgument, NotReady, UnsupportedMemory
 from kvlink.handoff.accept import Acceptor
 from kvlink.handoff.address import listen_on
+from kvlink.handoff.answer import Answerer
 from kvlink.handoff.awaiting import Awaiters
 from kvlink.handoff.handshake import Keyring, Secrets
 from kvlink.handoff.life import Life, new_epoch, whole_pool
@@ -57,6 +58,8 @@ class Running:
         The present life; the last one while suspended, whose calls raise ``NotReady``.
     keyring
         The secrets that are valid now.
+    answerer
+        Knows who answers what peers ask.
     """
 
     def __init__(self, cache: KVCache, settings: NodeSettings) -> None:
@@ -90,12 +93,14 @@ class Running:
         undo.callback(self.life.engine.close, deadline_s=0.0)
         self.awaiters = Awaiters(self.life.engine.wake_fd())
         undo.callback(self.awaiters.close)
+        self.answerer = Answerer(name=settings.name, limits=settings.limits)
         self.acceptor = Acceptor(
             self.life.engine,
             self.life.introduction,
             listener=listener,
             pools=self._pool_socket,
             keyring=self.keyring,
+            answerer=self.answerer,
             limits=settings.limits,
         )
 
@@ -111,6 +116,7 @@ class Running:
                 cache,
                 epoch=epoch,
                 name=settings.name,
+                address=self.address,
                 engine=engine,
                 keyring=self.keyring,
                 lanes=settings.lanes,
@@ -154,6 +160,10 @@ class Running:
             return "draining"
         quarantined = self.life.engine.holds()["quarantined"]
         return "quarantined" if quarantined > self._settings.limits.quarantined_blocks else "ready"
+
+    def ask(self, address: str, kind: str, body: bytes, *, deadline_s: float, epoch: bytes = b"") -> bytes:
+        """Return what the node at `address` answers, see ``Asker.ask``. Waits: not for a user's thread."""
+        return self.life.asker.ask(address, kind, body, deadline_s=deadline_s, epoch=epoch)
 
     def counters(self) -> dict[str, int]:
         """Return what was counted over all lives."""

@@ -60,7 +60,7 @@ def decode(body: bytes, expected: Any, /) -> Any:
 def speak(versions: list[int]) -> Callable[[], None]:
     """Make this process speak only `versions`, 0 among them; return how to undo it."""
     before = dict(wire.DIALECTS)
-    known = {**before, VERSION: wire.Dialect(encode=encode, decode=decode)}
+    known = {**before, VERSION: wire.Dialect(encode=encode, decode=decode, asks=False)}
     wire.DIALECTS.clear()
     wire.DIALECTS.update({version: known[version] for version in versions})
 

@@ -14,7 +14,7 @@ from unit.fake_engine import FakeEngine, wait_until
 
 import kvlink
 from kvlink import errors
-from kvlink.handoff import connect, gather, running
+from kvlink.handoff import connect, gather, outgoing, running
 
 MakeNode = Callable[..., kvlink.Node]
 HEADS = 8
@@ -214,7 +214,7 @@ def test_a_name_that_takes_long_to_look_up_holds_up_no_report(
     ticket = kvlink.TicketMint([prefill.ranks[0].descriptor, lost]).offer(num_tokens=7)
     prefill.ranks[0].close()
     found = threading.Event()
-    resolve = connect.resolve
+    resolve = outgoing.resolve
 
     def slow(address: tuple[str, int]) -> Any:
         if address[0] == "lost.cluster":
@@ -222,7 +222,7 @@ def test_a_name_that_takes_long_to_look_up_holds_up_no_report(
             raise errors.PeerUnreachable("the name is not known")
         return resolve(address)
 
-    monkeypatch.setattr(connect, "resolve", slow)
+    monkeypatch.setattr(outgoing, "resolve", slow)
     began = time.monotonic()
     with pytest.raises(errors.PeerUnreachable, match="connect to rank-0 .*refused"):
         target.pull(ticket, [3, 4], deadline_s=30).wait(timeout_s=5)
