@@ -16,6 +16,7 @@ STAGES = [
     {"plan"},
     {"transport", "memory"},
     {"handoff", "wire", "commands"},
+    {"directory"},
     {"scheduler", "__init__"},  # `import kvlink` gives the public names, which end here
     {"engines"},
     {"metrics", "sizing", "testing", "demo", "bench", "doctor", "report", "cli"},
