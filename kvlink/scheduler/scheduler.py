@@ -1,6 +1,6 @@
 """Which decode worker a finished prefill goes to, and the whole way of handing it over.
 
-The scheduler runs where prefill runs. It knows a fixed list of decode workers, keeps a book of the
+The scheduler runs where prefill runs. It knows the decode workers, keeps a book of the
 blocks it has given out on each, and for every handoff makes the offer, sends the ticket to the
 chosen worker, and waits until that worker has read everything. How a ticket reaches a worker (a
 pipe, an HTTP request, the engine's own RPC) is the caller's: a worker is a name, a number of free
@@ -11,59 +11,25 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import itertools
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Coroutine, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kvlink.errors import Busy, ConfigError, InvalidArgument
 from kvlink.handoff import Node, Offer
 from kvlink.handoff.arguments import check_count
 from kvlink.handoff.block_tables import Blocks
+from kvlink.scheduler.book import Book, DecodeWorker, Placement, Shelf
+from kvlink.scheduler.policies import MostRoom, Policy
+from kvlink.scheduler.waiting import Waiter, Waiting
 
-__all__ = ["DecodeWorker", "HandOffReport", "Placement", "Scheduler"]
+__all__ = ["HandOffReport", "Scheduler"]
 
 _MOST_TOKENS = (1 << 31) - 1
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeWorker:
-    """A decode worker as the scheduler sees it.
-
-    Attributes
-    ----------
-    name
-        Unique in the scheduler.
-    free_blocks
-        Blocks that the worker has for requests of this scheduler: one number for every group of
-        the cache, or one for each by its name.
-    hand_off
-        Called with a ticket to be pulled by that worker; may be a coroutine function. It returns
-        once the worker has the ticket, and raises if it will not have it. A plain function must
-        not block for long: it runs in the scheduler's loop.
-    block_tokens
-        Tokens in one of the worker's blocks, where it is not what the node's own have: one number
-        for every group, or one for each by its name. Means nothing for slots of state.
-    """
-
-    name: str
-    free_blocks: int | Mapping[str, int]
-    hand_off: Callable[[dict[str, Any]], Awaitable[Any] | Any]
-    block_tokens: int | Mapping[str, int] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
-    """Room reserved on one worker, until ``Scheduler.release``."""
-
-    number: int
-    worker: str
-    num_tokens: int
-    blocks: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,38 +43,6 @@ class HandOffReport:
     reply: Any
 
 
-@dataclass(slots=True, kw_only=True)
-class _Shelf:
-    """What the book says about one worker. Groups without ``block_tokens`` have slots, one for a request."""
-
-    worker: DecodeWorker
-    position: int
-    capacity: dict[str, int]
-    block_tokens: dict[str, int | None]
-    free: dict[str, int] = field(init=False)
-    placements: dict[int, Placement] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.free = dict(self.capacity)
-
-    def needed(self, num_tokens: int) -> dict[str, int]:
-        return {
-            group: min(num_tokens, 1) if block_tokens is None else -(-num_tokens // block_tokens)
-            for group, block_tokens in self.block_tokens.items()
-        }
-
-    def has_room(self, num_tokens: int) -> bool:
-        return all(self.free[group] >= count for group, count in self.needed(num_tokens).items())
-
-    def could_have_room(self, num_tokens: int) -> bool:
-        return all(self.capacity[group] >= count for group, count in self.needed(num_tokens).items())
-
-    def rank(self) -> tuple[int, int, int]:
-        """Order of preference, the best first: most room, fewest requests, first in the list."""
-        room = [self.free[group] * tokens for group, tokens in self.block_tokens.items() if tokens is not None]
-        return -min(room or self.free.values()), len(self.placements), self.position
-
-
 class Scheduler:
     """Places requests on decode workers and hands them over. Thread-safe.
 
@@ -119,7 +53,9 @@ class Scheduler:
     node
         The prefill side's node, which makes the offers.
     workers
-        The decode workers; the list does not change.
+        The decode workers to begin with.
+    policy
+        Who is preferred, ``MostRoom`` by default; see ``kvlink.scheduler.policies``.
 
     Raises
     ------
@@ -127,57 +63,81 @@ class Scheduler:
         If there is no worker, two share a name, or what one says of its blocks does not fit the groups.
     """
 
-    def __init__(self, node: Node, *, workers: Sequence[DecodeWorker]) -> None:
+    def __init__(self, node: Node, *, workers: Sequence[DecodeWorker], policy: Policy | None = None) -> None:
         self._node = node
         self._block_tokens = {
             group.name: None if group.slots else group.block_tokens for group in node.cache.layout.groups
         }
         self._lock = threading.Lock()
-        self._numbers = itertools.count(1)
-        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
-        self._shelves: dict[str, _Shelf] = {}
-        for position, worker in enumerate(workers):
-            if worker.name in self._shelves:
-                raise ConfigError(f"scheduler: two workers are called {worker.name!r}")
-            self._shelves[worker.name] = _Shelf(
-                worker=worker,
-                position=position,
-                capacity=self._by_group(worker, "free_blocks", worker.free_blocks, least=0),
-                block_tokens=self._block_tokens_of(worker),
-            )
-        if not self._shelves:
+        self._book = Book(MostRoom() if policy is None else policy)
+        self._waiting = Waiting()
+        for worker in workers:
+            self.add_worker(worker)
+        if not self._book.shelves():
             raise ConfigError("scheduler: there is no decode worker")
 
-    async def place(self, *, num_tokens: int, deadline_s: float = 0.0) -> Placement:
-        """Reserve room for `num_tokens` tokens on the worker that has most.
+    def add_worker(self, worker: DecodeWorker) -> None:
+        """Use one more decode worker from now on.
 
-        Count the tokens that will be generated too. Waits up to `deadline_s` seconds for room.
-        What is reserved must be given back with ``release``, once the request is through.
+        Raises
+        ------
+        ConfigError
+            If its name is taken, or what it says of its blocks does not fit the groups.
+        """
+        capacity = self._by_group(worker, "free_blocks", worker.free_blocks, least=0)
+        block_tokens = self._block_tokens_of(worker)
+        with self._lock:
+            if self._named(worker.name) is not None:
+                raise ConfigError(f"scheduler: two workers are called {worker.name!r}")
+            self._book.add(worker, capacity=capacity, block_tokens=block_tokens)
+            served = self._waiting.serve(self._book)
+        _wake(served)
+
+    def remove_worker(self, name: str) -> None:
+        """Place nothing more on a worker. What is being handed to it goes on. Idempotent."""
+        with self._lock:
+            shelf = self._named(name)
+            if shelf is not None:
+                self._book.remove(shelf)
+
+    async def place(
+        self,
+        *,
+        num_tokens: int,
+        prefix_hashes: Sequence[Hashable] = (),
+        priority: int = 0,
+        deadline_s: float = 0.0,
+    ) -> Placement:
+        """Reserve room for `num_tokens` tokens on the worker that the policy prefers.
+
+        Count the tokens that will be generated too. Waits up to `deadline_s` seconds for room: those
+        of a higher `priority` come first, and of one priority those whose deadline is earliest. Who
+        does not fit anywhere yet is passed by a few that do. What is reserved must be given back
+        with ``release``, once the request is through.
+
+        `prefix_hashes` are for policies that know who has which prefix: one hash for each block of
+        the prompt, each of everything up to there.
 
         Raises
         ------
         Busy
-            If no worker had room by then.
+            If no worker had room by then, or too many wait already.
         InvalidArgument
             If it is more than any worker will ever have.
         """
         num_tokens = check_count(num_tokens, low=0, high=_MOST_TOKENS, called="place: num_tokens")
-        until = time.monotonic() + deadline_s
-        while True:
-            with self._lock:
-                placement = self._reserve(num_tokens)
+        with self._lock:
+            if not self._waiting:  # else whoever waits goes first
+                placement = self._book.place(num_tokens, prefix_hashes)
                 if placement is not None:
                     return placement
-                loop = asyncio.get_running_loop()
-                waiter = (loop, loop.create_future())
-                self._waiting.append(waiter)
-            try:
-                await asyncio.wait_for(waiter[1], max(0.0, until - time.monotonic()))
-            except (asyncio.TimeoutError, TimeoutError):
-                raise Busy(self._crowded(num_tokens, deadline_s)) from None
-            finally:
-                with self._lock:
-                    self._waiting = [one for one in self._waiting if one is not waiter]
+            self._check_possible(num_tokens)
+            until = time.monotonic() + deadline_s
+            waiter = Waiter(num_tokens, prefix_hashes, frozenset(), priority=priority, until=until)
+            self._waiting.add(waiter)
+            served = self._waiting.serve(self._book)
+        _wake(served)
+        return await self._served(waiter, deadline_s)
 
     async def hand_off(
         self,
@@ -227,24 +187,28 @@ class Scheduler:
     def release(self, placement: Placement) -> None:
         """Give the room back, because the worker is done with the request. Idempotent."""
         with self._lock:
-            shelf = self._shelves.get(placement.worker)
-            if shelf is None or shelf.placements.pop(placement.number, None) is None:
+            if not self._book.release(placement):
                 return
-            for group, count in placement.blocks.items():
-                shelf.free[group] += count
-            waiting, self._waiting = self._waiting, []
-        for loop, future in waiting:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(_wake, future)
+            served = self._waiting.serve(self._book)
+        _wake(served)
 
     def free_blocks(self) -> dict[str, dict[str, int]]:
         """Return the blocks that the book says are free, by worker and group."""
         with self._lock:
-            return {name: dict(shelf.free) for name, shelf in self._shelves.items()}
+            return {shelf.name: shelf.free() for shelf in self._book.shelves()}
 
-    def place_blocking(self, *, num_tokens: int, deadline_s: float = 0.0) -> Placement:
+    def place_blocking(
+        self,
+        *,
+        num_tokens: int,
+        prefix_hashes: Sequence[Hashable] = (),
+        priority: int = 0,
+        deadline_s: float = 0.0,
+    ) -> Placement:
         """Do as ``place`` does, and block; not from inside an asyncio loop."""
-        return _run(self.place(num_tokens=num_tokens, deadline_s=deadline_s))
+        return _run(
+            self.place(num_tokens=num_tokens, prefix_hashes=prefix_hashes, priority=priority, deadline_s=deadline_s)
+        )
 
     def hand_off_blocking(
         self,
@@ -281,27 +245,34 @@ class Scheduler:
         told = self._by_group(worker, "block_tokens", worker.block_tokens, least=1)
         return {group: None if own is None else told[group] for group, own in self._block_tokens.items()}
 
-    def _reserve(self, num_tokens: int) -> Placement | None:
-        with_room = [shelf for shelf in self._shelves.values() if shelf.has_room(num_tokens)]
-        if not with_room:
-            self._check_possible(num_tokens)
-            return None
-        shelf = min(with_room, key=_Shelf.rank)
-        placement = Placement(
-            number=next(self._numbers),
-            worker=shelf.worker.name,
-            num_tokens=num_tokens,
-            blocks=shelf.needed(num_tokens),
-        )
-        for group, count in placement.blocks.items():
-            shelf.free[group] -= count
-        shelf.placements[placement.number] = placement
-        return placement
+    async def _served(self, waiter: Waiter, deadline_s: float) -> Placement:
+        try:
+            if waiter.placement is None:
+                await waiter.wait(max(0.0, deadline_s))
+        except (asyncio.TimeoutError, TimeoutError):
+            self._leave(waiter)  # room may have come in this very moment
+        except BaseException:
+            self._leave(waiter)
+            if waiter.placement is not None:
+                self.release(waiter.placement)
+            raise
+        if waiter.placement is None:
+            raise Busy(self._crowded(waiter.num_tokens, deadline_s))
+        return waiter.placement
+
+    def _leave(self, waiter: Waiter) -> None:
+        with self._lock:
+            self._waiting.leave(waiter)
+            served = self._waiting.serve(self._book)  # those whom it kept from passing
+        _wake(served)
+
+    def _named(self, name: str) -> Shelf | None:
+        return next((shelf for shelf in self._book.shelves() if shelf.name == name), None)
 
     def _check_possible(self, num_tokens: int) -> None:
-        if any(shelf.could_have_room(num_tokens) for shelf in self._shelves.values()):
+        if self._book.could_have_room(num_tokens):
             return
-        needed = {name: shelf.needed(num_tokens) for name, shelf in self._shelves.items()}
+        needed = {shelf.name: shelf.needed(num_tokens) for shelf in self._book.shelves()}
         raise InvalidArgument(
             f"place: {num_tokens} tokens need {needed} blocks, more than any decode worker has even when empty"
         )
@@ -314,8 +285,8 @@ class Scheduler:
 
     def _worker_of(self, placement: Placement) -> DecodeWorker:
         with self._lock:
-            shelf = self._shelves.get(placement.worker)
-            if shelf is None or placement.number not in shelf.placements:
+            shelf = self._book.shelf(placement.shelf)
+            if shelf is None or not self._book.holds(placement):
                 raise InvalidArgument(f"hand off to {placement.worker}: the placement was given back already")
             return shelf.worker
 
@@ -358,9 +329,9 @@ async def _outcome(offer: Offer) -> None:
     await offer
 
 
-def _wake(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+def _wake(served: Sequence[Waiter]) -> None:
+    for waiter in served:
+        waiter.wake()
 
 
 def _run(work: Coroutine[Any, Any, _T]) -> _T:

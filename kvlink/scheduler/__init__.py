@@ -1,0 +1,19 @@
+"""Which decode worker a finished prefill goes to, and the whole way of handing it over."""
+
+from __future__ import annotations
+
+from kvlink.scheduler.book import DecodeWorker, Placement
+from kvlink.scheduler.policies import LeastLoaded, MostRoom, Policy, PrefixAffinity, WorkerState
+from kvlink.scheduler.scheduler import HandOffReport, Scheduler
+
+__all__ = [
+    "DecodeWorker",
+    "HandOffReport",
+    "LeastLoaded",
+    "MostRoom",
+    "Placement",
+    "Policy",
+    "PrefixAffinity",
+    "Scheduler",
+    "WorkerState",
+]
