@@ -447,12 +447,15 @@ void bind_completions(nb::module_& m) {
       .def("add_ended", &Completions::add_ended, "token"_a, "Add both events of something that never started.")
       .def(
           "take",
-          [](Completions& self, std::size_t most) {
+          [](Completions& self, std::size_t most, bool resets_bell) {
             nb::list out;
-            for (const auto& entry : self.take(most)) out.append(nb::make_tuple(entry.token, entry.released));
+            for (const auto& entry : self.take(most, resets_bell))
+              out.append(nb::make_tuple(entry.token, entry.released));
             return out;
           },
-          "most"_a, "Return the oldest events as (token, whether it is the release), and reset `Engine.fileno`.");
+          "most"_a, nb::kw_only(), "resets_bell"_a,
+          "Return the oldest events as (token, whether it is the release). With `resets_bell`, `Engine.fileno` is read "
+          "empty, and stays readable if there are more.");
 }
 
 void bind_handoff(nb::module_& m) {

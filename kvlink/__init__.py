@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kvlink.layout import KVCache as KVCache
     from kvlink.memory import Buffer as Buffer
     from kvlink.memory import empty as empty
+    from kvlink.scheduler import DecodeService as DecodeService
     from kvlink.scheduler import DecodeWorker as DecodeWorker
     from kvlink.scheduler import Placement as Placement
     from kvlink.scheduler import Scheduler as Scheduler
@@ -31,6 +32,7 @@ __version__ = "0.1.0"
 _HOME = {
     "BlockPool": "kvlink.handoff",
     "Buffer": "kvlink.memory",
+    "DecodeService": "kvlink.scheduler",
     "DecodeWorker": "kvlink.scheduler",
     "KVCache": "kvlink.layout",
     "KvlinkError": "kvlink.errors",
@@ -48,6 +50,7 @@ _HOME = {
 __all__ = [
     "BlockPool",
     "Buffer",
+    "DecodeService",
     "DecodeWorker",
     "Event",
     "KVCache",

@@ -274,9 +274,9 @@ class Completions:
     def add_ended(self, token: int) -> None:
         """Add both events of something that never started."""
 
-    def take(self, most: int) -> list[tuple[int, bool]]:
+    def take(self, most: int, *, resets_bell: bool) -> list[tuple[int, bool]]:
         """
-        Return the oldest events as (token, whether it is the release), and reset `Engine.fileno`.
+        Return the oldest events as (token, whether it is the release). With `resets_bell`, `Engine.fileno` is read empty, and stays readable if there are more.
         """
 
 class Handoff:

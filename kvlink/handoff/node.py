@@ -142,6 +142,11 @@ class Node(Submitting):
         return self._running.life.epoch.hex()
 
     @property
+    def limits(self) -> Limits:
+        """Its bounds on time, memory and peers."""
+        return self._limits
+
+    @property
     def closed(self) -> bool:
         """Whether ``close`` was called."""
         return self._running.closed

@@ -88,7 +88,7 @@ class Submissions:
         """Return the oldest events; see ``Node.completions``."""
         events = []
         with self._taking:
-            for token, released in self._completions.take(most):
+            for token, released in self._completions.take(most, resets_bell=True):
                 submitted = self._by_token[token]
                 events.append(submitted.event(released=released))
                 if released:

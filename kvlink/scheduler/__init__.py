@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from kvlink.scheduler.book import DecodeWorker, Placement
 from kvlink.scheduler.policies import LeastLoaded, MostRoom, Policy, PrefixAffinity, WorkerState
-from kvlink.scheduler.scheduler import HandOffReport, Scheduler
+from kvlink.scheduler.scheduler import HandOffReport, Scheduler, Tried
+from kvlink.scheduler.service import Allocator, Arrival, DecodeService, PoolAllocator
 
 __all__ = [
+    "Allocator",
+    "Arrival",
+    "DecodeService",
     "DecodeWorker",
     "HandOffReport",
     "LeastLoaded",
     "MostRoom",
     "Placement",
     "Policy",
+    "PoolAllocator",
     "PrefixAffinity",
     "Scheduler",
+    "Tried",
     "WorkerState",
 ]

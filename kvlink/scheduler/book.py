@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
+from kvlink.directory import WorkerEntry
 from kvlink.scheduler.policies import Policy, WorkerState
 from kvlink.scheduler.standings import Standings
 
@@ -42,8 +45,7 @@ class DecodeWorker:
     block_tokens: int | Mapping[str, int] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """Room reserved on one worker, until ``Scheduler.release``.
 
     Attributes
@@ -57,7 +59,9 @@ class Placement:
     blocks
         Blocks that these need, by group.
     shelf
-        The worker's number in the scheduler, since names may repeat.
+        The scheduler's own name for the worker, since names may repeat.
+    prefix_hashes, priority
+        What it was placed by, for when it has to go elsewhere.
     """
 
     number: int
@@ -65,18 +69,21 @@ class Placement:
     num_tokens: int
     blocks: Mapping[str, int]
     shelf: int = -1
+    prefix_hashes: Sequence[Hashable] = ()
+    priority: int = 0
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Shelf:
     """One worker. Groups without ``block_tokens`` have slots, of which a request takes one.
 
     What is free is what the worker has told, less what was promised here and it cannot know of yet.
     """
 
-    number: int
+    key: int
+    number: int  # in the standings: given to another worker once this one has gone
     name: str
-    worker: DecodeWorker
+    worker: DecodeWorker | WorkerEntry
     capacity: dict[str, int]
     block_tokens: dict[str, int | None]
     told_free: dict[str, int]
@@ -102,6 +109,10 @@ class Shelf:
         """Return whether it fits while nothing else is here."""
         return all(self.capacity[group] >= count for group, count in self.needed(num_tokens).items())
 
+    def has_room(self, num_tokens: int) -> bool:
+        """Return whether so many tokens fit now."""
+        return self.state().room_tokens >= num_tokens
+
     def state(self) -> WorkerState:
         """Return how it stands."""
         room = _ANY_LENGTH
@@ -126,7 +137,9 @@ class Book:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._standings = Standings()
-        self._shelves: dict[int, Shelf] = {}
+        self._shelves: dict[int, Shelf] = {}  # by key
+        self._by_number: dict[int, Shelf] = {}
+        self._keys = itertools.count(1)
         self._numbers = itertools.count()
         self._spare_numbers: list[int] = []  # of workers that went: workers come and go for years
         self._placement_numbers = itertools.count(1)
@@ -135,13 +148,13 @@ class Book:
         """Return all workers, the first that came first."""
         return list(self._shelves.values())
 
-    def shelf(self, number: int) -> Shelf | None:
-        """Return the worker with this number, if it is there."""
-        return self._shelves.get(number)
+    def shelf(self, placement: Placement) -> Shelf | None:
+        """Return the worker of `placement`, if it is here still."""
+        return self._shelves.get(placement.shelf)
 
     def add(
         self,
-        worker: DecodeWorker,
+        worker: DecodeWorker | WorkerEntry,
         *,
         capacity: dict[str, int],
         block_tokens: dict[str, int | None],
@@ -150,6 +163,7 @@ class Book:
     ) -> Shelf:
         """Add a worker."""
         shelf = Shelf(
+            key=next(self._keys),
             number=heapq.heappop(self._spare_numbers) if self._spare_numbers else next(self._numbers),
             name=worker.name,
             worker=worker,
@@ -158,7 +172,7 @@ class Book:
             told_free=dict(capacity if free is None else free),
             told_load=load,
         )
-        self._shelves[shelf.number] = shelf
+        self._shelves[shelf.key] = self._by_number[shelf.number] = shelf
         self._stand(shelf)
         return shelf
 
@@ -166,30 +180,38 @@ class Book:
         """Note what the worker says of itself."""
         shelf.told_free = dict(free)
         shelf.told_load = load
-        if shelf.number in self._shelves:
+        if shelf.key in self._shelves:
             self._stand(shelf)
 
     def remove(self, shelf: Shelf) -> None:
         """Take a worker out. What is promised there is void."""
-        if self._shelves.pop(shelf.number, None) is not None:
+        if self._shelves.pop(shelf.key, None) is not None:
+            del self._by_number[shelf.number]
             self._standings.remove(shelf.number)
             heapq.heappush(self._spare_numbers, shelf.number)
             self._policy.removed(shelf.number)
 
     def place(
-        self, num_tokens: int, prefix_hashes: Sequence[Hashable] = (), *, without: frozenset[int] = frozenset()
+        self,
+        num_tokens: int,
+        prefix_hashes: Sequence[Hashable] = (),
+        *,
+        priority: int = 0,
+        without: Collection[Shelf] = (),
     ) -> Placement | None:
         """Promise room on the best worker that has some, other than those in `without`, if there is one."""
         chosen = self._choose(num_tokens, prefix_hashes, without)
         if chosen is None:
             return None
-        shelf = self._shelves[chosen]
+        shelf = self._by_number[chosen]
         placement = Placement(
             number=next(self._placement_numbers),
             worker=shelf.name,
             num_tokens=num_tokens,
             blocks=shelf.needed(num_tokens),
-            shelf=chosen,
+            shelf=shelf.key,
+            prefix_hashes=prefix_hashes,
+            priority=priority,
         )
         for group, count in placement.blocks.items():
             shelf.promised[group] += count
@@ -217,13 +239,17 @@ class Book:
         """Return whether any worker has room for so many tokens while it is empty."""
         return any(shelf.could_have_room(num_tokens) for shelf in self._shelves.values())
 
-    def _choose(self, num_tokens: int, prefix_hashes: Sequence[Hashable], without: frozenset[int]) -> int | None:
+    def _choose(self, num_tokens: int, prefix_hashes: Sequence[Hashable], without: Collection[Shelf]) -> int | None:
         if prefix_hashes:
             for number in self._policy.preferred(prefix_hashes):
-                shelf = self._shelves.get(number)
-                if shelf is not None and number not in without and shelf.state().room_tokens >= num_tokens:
+                shelf = self._by_number.get(number)
+                if shelf is not None and shelf not in without and shelf.has_room(num_tokens):
                     return number
-        return self._standings.best(num_tokens, without=without)
+        if not without:
+            return self._standings.best(num_tokens)
+        # Of those that have gone the numbers may be other workers' by now.
+        present = frozenset(shelf.number for shelf in without if shelf.key in self._shelves)
+        return self._standings.best(num_tokens, without=present)
 
     def _stand(self, shelf: Shelf) -> None:
         state = shelf.state()

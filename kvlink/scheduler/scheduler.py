@@ -10,22 +10,29 @@ blocks and something to call with a ticket.
 from __future__ import annotations
 
 import asyncio
-import inspect
+import logging
 import threading
 import time
 from collections.abc import Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
-from kvlink.errors import Busy, ConfigError, InvalidArgument
-from kvlink.handoff import Node, Offer
-from kvlink.handoff.arguments import check_count
+from kvlink.directory import Directory, Listing, WorkerEntry
+from kvlink.errors import Busy, ConfigError, InvalidArgument, KvlinkError, PeerLost
+from kvlink.handoff import Node
+from kvlink.handoff.arguments import check_count, check_seconds
 from kvlink.handoff.block_tables import Blocks
 from kvlink.scheduler.book import Book, DecodeWorker, Placement, Shelf
+from kvlink.scheduler.delivering import deliver
+from kvlink.scheduler.messages import Reserved
 from kvlink.scheduler.policies import MostRoom, Policy
+from kvlink.scheduler.remote import Mover, NoRoom, Parcel
 from kvlink.scheduler.waiting import Waiter, Waiting
 
-__all__ = ["HandOffReport", "Scheduler"]
+__all__ = ["HandOffReport", "Scheduler", "Tried"]
+
+_log = logging.getLogger("kvlink")
 
 _MOST_TOKENS = (1 << 31) - 1
 
@@ -33,14 +40,38 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """A worker that a request did not get to, and why."""
+
+    worker: str
+    seconds: float
+    error: KvlinkError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HandOffReport:
-    """How one handoff went; ``reply`` is what the worker's ``hand_off`` returned."""
+    """How one handoff went.
+
+    Attributes
+    ----------
+    worker
+        Who has it.
+    handoff
+        Its id, as peers and logs have it.
+    seconds, phases_s
+        How long it took in all, and the phases of the try that succeeded.
+    reply
+        What a ``DecodeWorker``'s ``hand_off`` returned.
+    tried
+        Workers of the directory that were tried before.
+    """
 
     worker: str
     handoff: str
     seconds: float
     phases_s: Mapping[str, float]
-    reply: Any
+    reply: Any = None
+    tried: tuple[Tried, ...] = ()
 
 
 class Scheduler:
@@ -53,17 +84,32 @@ class Scheduler:
     node
         The prefill side's node, which makes the offers.
     workers
-        The decode workers to begin with.
+        Decode workers that are reached by the program's own means.
+    directory
+        Where to find decode workers that run a ``DecodeService``: they come and go by themselves,
+        and what one of them does not take goes to another.
     policy
         Who is preferred, ``MostRoom`` by default; see ``kvlink.scheduler.policies``.
+    lease_s
+        How long a worker of the directory may be silent, while it is being handed something, before
+        it is given up.
 
     Raises
     ------
     ConfigError
-        If there is no worker, two share a name, or what one says of its blocks does not fit the groups.
+        If there is neither a worker nor a directory, two workers share a name, or what one says of
+        its blocks does not fit the groups.
     """
 
-    def __init__(self, node: Node, *, workers: Sequence[DecodeWorker], policy: Policy | None = None) -> None:
+    def __init__(
+        self,
+        node: Node,
+        *,
+        workers: Sequence[DecodeWorker] = (),
+        directory: Directory | None = None,
+        policy: Policy | None = None,
+        lease_s: float = 2.0,
+    ) -> None:
         self._node = node
         self._block_tokens = {
             group.name: None if group.slots else group.block_tokens for group in node.cache.layout.groups
@@ -71,10 +117,20 @@ class Scheduler:
         self._lock = threading.Lock()
         self._book = Book(MostRoom() if policy is None else policy)
         self._waiting = Waiting()
+        self._mover = Mover(node, lease_s=check_seconds(lease_s, called="scheduler: lease_s"))
+        self._listed: dict[str, Shelf] = {}  # by epoch; those whose groups are others have none
+        self._is_fixed = directory is None
         for worker in workers:
             self.add_worker(worker)
-        if not self._book.shelves():
+        if directory is None and not self._book.shelves():
             raise ConfigError("scheduler: there is no decode worker")
+        self._unwatch = directory.watch(self._on_listing) if directory is not None else None
+
+    def close(self) -> None:
+        """Hear no more of the directory, and let go of threads. Idempotent."""
+        if self._unwatch is not None:
+            self._unwatch()
+        self._mover.close()
 
     def add_worker(self, worker: DecodeWorker) -> None:
         """Use one more decode worker from now on.
@@ -128,16 +184,13 @@ class Scheduler:
         num_tokens = check_count(num_tokens, low=0, high=_MOST_TOKENS, called="place: num_tokens")
         with self._lock:
             if not self._waiting:  # else whoever waits goes first
-                placement = self._book.place(num_tokens, prefix_hashes)
+                placement = self._book.place(num_tokens, prefix_hashes, priority=priority)
                 if placement is not None:
                     return placement
             self._check_possible(num_tokens)
-            until = time.monotonic() + deadline_s
-            waiter = Waiter(num_tokens, prefix_hashes, frozenset(), priority=priority, until=until)
-            self._waiting.add(waiter)
-            served = self._waiting.serve(self._book)
-        _wake(served)
-        return await self._served(waiter, deadline_s)
+        until = time.monotonic() + deadline_s
+        waiter = Waiter(num_tokens, prefix_hashes, priority=priority, until=until)
+        return await self._wait_for_room(waiter, deadline_s)
 
     async def hand_off(
         self,
@@ -149,40 +202,36 @@ class Scheduler:
         label: str = "",
         payload: bytes = b"",
     ) -> HandOffReport:
-        """Offer `blocks`, send the ticket to the placement's worker, and wait until it has read them.
+        """Offer `blocks`, have the placement's worker read them, and wait until it has.
 
         `num_tokens` is what has been prefilled, by default all that was placed. `blocks` may be
         used for something else once this returns or raises. After an error, and after a
-        cancellation, the room has been given back and the offer is withdrawn.
+        cancellation, the room has been given back and nothing is offered any more.
+
+        Workers of a directory know themselves what they have: the room is theirs to give back, and
+        ``release`` does nothing. If one of them refuses, fails or falls silent, the request is placed
+        anew, on another one, as often as it takes within `ttl_s` seconds. It arrives at one at most.
 
         Raises
         ------
         InvalidArgument
             If the placement was given back already, or as in ``Node.offer``.
         KvlinkError
-            The leaf that the offer failed with. What the worker's ``hand_off`` raises is passed on.
+            The leaf that the last try failed with; its message tells all of them. What a
+            ``DecodeWorker``'s ``hand_off`` raises is passed on.
         """
-        worker = self._worker_of(placement)
-        started = time.monotonic()
-        try:
-            offer = self._node.offer(
-                blocks,
-                num_tokens=placement.num_tokens if num_tokens is None else num_tokens,
-                ttl_s=ttl_s,
-                label=label,
-                payload=payload,
-            )
-            reply = await _deliver(worker, offer)
-        except BaseException:
-            self.release(placement)
-            raise
-        return HandOffReport(
-            worker=worker.name,
-            handoff=offer.id,
-            seconds=time.monotonic() - started,
-            phases_s=offer.phases_s,
-            reply=reply,
+        parcel = Parcel(
+            blocks=blocks,
+            num_tokens=placement.num_tokens if num_tokens is None else num_tokens,
+            room_tokens=placement.num_tokens,
+            payload=payload,
+            label=label,
         )
+        until = time.monotonic() + check_seconds(ttl_s, called="hand off: ttl_s")
+        worker = self._worker_of(placement)
+        if isinstance(worker, DecodeWorker):
+            return await self._deliver(placement, worker, parcel, ttl_s=ttl_s)
+        return await self._hand_on(placement, parcel, until)
 
     def release(self, placement: Placement) -> None:
         """Give the room back, because the worker is done with the request. Idempotent."""
@@ -245,7 +294,124 @@ class Scheduler:
         told = self._by_group(worker, "block_tokens", worker.block_tokens, least=1)
         return {group: None if own is None else told[group] for group, own in self._block_tokens.items()}
 
-    async def _served(self, waiter: Waiter, deadline_s: float) -> Placement:
+    async def _deliver(
+        self, placement: Placement, worker: DecodeWorker, parcel: Parcel, *, ttl_s: float
+    ) -> HandOffReport:
+        started = time.monotonic()
+        try:
+            offer = self._node.offer(
+                parcel.blocks,
+                num_tokens=parcel.num_tokens,
+                ttl_s=ttl_s,
+                label=parcel.label,
+                payload=parcel.payload,
+            )
+            reply = await deliver(worker, offer)
+        except BaseException:
+            self.release(placement)
+            raise
+        return HandOffReport(
+            worker=worker.name,
+            handoff=offer.id,
+            seconds=time.monotonic() - started,
+            phases_s=offer.phases_s,
+            reply=reply,
+        )
+
+    async def _hand_on(self, placement: Placement, parcel: Parcel, until: float) -> HandOffReport:
+        """Try one worker of the directory after the other."""
+        started = time.monotonic()
+        tried: list[Tried] = []
+        avoided: list[Shelf] = []
+        while True:
+            began = time.monotonic()
+            shelf = self._book.shelf(placement)
+            offer = None
+            try:
+                if shelf is None or not isinstance(shelf.worker, WorkerEntry):
+                    raise _Left(f"{placement.worker} has left the directory")
+                offer = self._mover.offer(parcel, until=until)
+                answered = partial(self._on_answer, placement, shelf)
+                await self._mover.move(offer, shelf.worker, parcel, until=until, answered=answered)
+            except (KvlinkError, NoRoom) as error:
+                is_ours = offer is None and not isinstance(error, _Left)
+                if is_ours or self._node.closed:
+                    raise
+                tried.append(Tried(worker=placement.worker, seconds=time.monotonic() - began, error=_told(error)))
+                if shelf is not None and (not isinstance(error, NoRoom) or shelf.has_room(parcel.room_tokens)):
+                    avoided.append(shelf)
+            else:
+                return HandOffReport(
+                    worker=placement.worker,
+                    handoff=offer.id,
+                    seconds=time.monotonic() - started,
+                    phases_s=offer.phases_s,
+                    tried=tuple(tried),
+                )
+            finally:
+                self.release(placement)
+            placement = await self._place_again(placement, avoided, tried, until)
+
+    async def _place_again(
+        self, placement: Placement, avoided: Sequence[Shelf], tried: Sequence[Tried], until: float
+    ) -> Placement:
+        waiter = Waiter(
+            placement.num_tokens,
+            placement.prefix_hashes,
+            without=tuple(avoided),
+            priority=placement.priority,
+            until=until,
+        )
+        try:
+            return await self._wait_for_room(waiter, until - time.monotonic())
+        except Busy:
+            told = "; ".join(f"{one.worker} after {one.seconds:.2f} s: {one.error}" for one in tried)
+            raise type(tried[-1].error)(f"hand off: no decode worker took it in time. Tried {told}") from None
+
+    def _on_answer(self, placement: Placement, shelf: Shelf, reserved: Reserved) -> None:
+        """Note how a worker stands. What was promised here is now its own to count, or was refused."""
+        with self._lock:
+            if set(reserved.free_blocks) == set(shelf.capacity):
+                self._book.tell(shelf, free=reserved.free_blocks, load=reserved.load)
+            self._book.release(placement)
+            served = self._waiting.serve(self._book)
+        _wake(served)
+
+    def _on_listing(self, listing: Listing) -> None:
+        """Take over what a directory says, in one of its threads."""
+        with self._lock:
+            gone = self._listed.keys() - listing.workers.keys()
+            for epoch in gone:
+                self._book.remove(self._listed.pop(epoch))
+            for epoch, entry in listing.workers.items():
+                shelf = self._listed.get(epoch)
+                if shelf is None:
+                    self._list(entry)
+                elif shelf.worker != entry:
+                    shelf.worker = entry
+                    self._book.tell(shelf, free=entry.free_blocks, load=entry.load)
+            served = self._waiting.serve(self._book)
+        _wake(served)
+        for epoch in gone:
+            self._mover.forget(epoch)
+
+    def _list(self, entry: WorkerEntry) -> None:
+        if set(entry.blocks) != set(self._block_tokens):
+            _log.info("scheduler: %s has groups %s, not those of this cache", entry.name, sorted(entry.blocks))
+            return
+        self._listed[entry.epoch] = self._book.add(
+            entry,
+            capacity=dict(entry.blocks),
+            block_tokens={group: tokens or None for group, tokens in entry.block_tokens.items()},
+            free=entry.free_blocks,
+            load=entry.load,
+        )
+
+    async def _wait_for_room(self, waiter: Waiter, deadline_s: float) -> Placement:
+        with self._lock:
+            self._waiting.add(waiter)
+            served = self._waiting.serve(self._book)
+        _wake(served)
         try:
             if waiter.placement is None:
                 await waiter.wait(max(0.0, deadline_s))
@@ -270,7 +436,7 @@ class Scheduler:
         return next((shelf for shelf in self._book.shelves() if shelf.name == name), None)
 
     def _check_possible(self, num_tokens: int) -> None:
-        if self._book.could_have_room(num_tokens):
+        if not self._is_fixed or self._book.could_have_room(num_tokens):
             return
         needed = {shelf.name: shelf.needed(num_tokens) for shelf in self._book.shelves()}
         raise InvalidArgument(
@@ -283,50 +449,25 @@ class Scheduler:
             f"free blocks are {self.free_blocks()}"
         )
 
-    def _worker_of(self, placement: Placement) -> DecodeWorker:
+    def _worker_of(self, placement: Placement) -> DecodeWorker | WorkerEntry | None:
+        """Return the placement's worker; ``None`` for one of the directory that has left it."""
         with self._lock:
-            shelf = self._book.shelf(placement.shelf)
+            shelf = self._book.shelf(placement)
+            if shelf is None and not self._is_fixed:
+                return None
             if shelf is None or not self._book.holds(placement):
                 raise InvalidArgument(f"hand off to {placement.worker}: the placement was given back already")
             return shelf.worker
 
 
-async def _deliver(worker: DecodeWorker, offer: Offer) -> Any:
-    """Send the ticket and wait for the reading; when either fails, withdraw the offer."""
-    sending = asyncio.ensure_future(_send(worker, offer.ticket))
-    reading = asyncio.ensure_future(_outcome(offer))
-    try:
-        reply, _ = await asyncio.gather(sending, reading)
-    except BaseException:
-        offer.cancel()
-        raise
-    finally:
-        sending.cancel()
-        reading.cancel()
-        await _see_released(offer)
-    return reply
+class _Left(PeerLost):
+    """The worker of a placement has left the directory."""
 
 
-async def _see_released(offer: Offer) -> None:
-    """Wait for it whatever happens, cancellation included: the caller will reuse the blocks."""
-    released = asyncio.ensure_future(offer.until_released())
-    cancelled = None
-    while not released.done():
-        try:
-            await asyncio.shield(released)
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-
-
-async def _send(worker: DecodeWorker, ticket: dict[str, Any]) -> Any:
-    reply = worker.hand_off(ticket)
-    return await reply if inspect.isawaitable(reply) else reply
-
-
-async def _outcome(offer: Offer) -> None:
-    await offer
+def _told(error: KvlinkError | NoRoom) -> KvlinkError:
+    if isinstance(error, _Left):
+        return PeerLost(str(error))
+    return error if isinstance(error, KvlinkError) else Busy(str(error))
 
 
 def _wake(served: Sequence[Waiter]) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 
 from kvlink.errors import Busy
-from kvlink.scheduler.book import Book, Placement
+from kvlink.scheduler.book import Book, Placement, Shelf
 
 __all__ = ["Waiter", "Waiting"]
 
@@ -26,14 +26,15 @@ class Waiter:
         self,
         num_tokens: int,
         prefix_hashes: Sequence[Hashable],
-        without: frozenset[int],
         *,
+        without: Collection[Shelf] = (),
         priority: int,
         until: float,
     ) -> None:
         self.num_tokens = num_tokens
         self.prefix_hashes = prefix_hashes
         self.without = without
+        self.priority = priority
         self.order = (-priority, until)
         self.placement: Placement | None = None
         self.has_left = False
@@ -95,7 +96,12 @@ class Waiting:
             if waiter.has_left:
                 continue
             looked_at += 1
-            waiter.placement = book.place(waiter.num_tokens, waiter.prefix_hashes, without=waiter.without)
+            waiter.placement = book.place(
+                waiter.num_tokens,
+                waiter.prefix_hashes,
+                priority=waiter.priority,
+                without=waiter.without,
+            )
             if waiter.placement is not None:
                 waiter.has_left = True
                 self._count -= 1

@@ -22,14 +22,14 @@ void Completions::add_ended(std::uint64_t token) {
   bells_->ring();
 }
 
-std::vector<Completions::Entry> Completions::take(std::size_t most) {
+std::vector<Completions::Entry> Completions::take(std::size_t most, bool resets_bell) {
   // Before the look: an event that comes later rings again.
-  bells_->engine.clear();
+  if (resets_bell) bells_->engine.clear();
   const std::lock_guard lock(mutex_);
   const auto end = entries_.begin() + static_cast<std::ptrdiff_t>(std::min(most, entries_.size()));
   std::vector<Entry> taken(entries_.begin(), end);
   entries_.erase(entries_.begin(), end);
-  if (!entries_.empty()) bells_->engine.ring();
+  if (resets_bell && !entries_.empty()) bells_->engine.ring();
   return taken;
 }
 

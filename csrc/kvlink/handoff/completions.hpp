@@ -27,8 +27,8 @@ class Completions {
   void add(Entry entry);
   /// Both events of something that never started. Rings.
   void add_ended(std::uint64_t token);
-  /// The oldest `most`. Resets the engine's bell first, and leaves it ringing when there are more.
-  [[nodiscard]] std::vector<Entry> take(std::size_t most);
+  /// The oldest `most`. With `resets_bell` it resets the engine's bell first, and leaves it ringing when there are more.
+  [[nodiscard]] std::vector<Entry> take(std::size_t most, bool resets_bell);
 
  private:
   const std::shared_ptr<const Bells> bells_;

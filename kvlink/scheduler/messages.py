@@ -1,0 +1,82 @@
+"""What a scheduler asks a decode worker, and what that answers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from kvlink.errors import ProtocolError
+
+__all__ = ["RESERVE", "Reserve", "Reserved", "pack", "unpack"]
+
+RESERVE = "reserve"
+"""The kind of the question."""
+
+_Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+_Label = Annotated[str, msgspec.Meta(max_length=256)]
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 50)]
+
+_M = TypeVar("_M", bound=msgspec.Struct)
+
+
+class Reserve(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that the worker may take, by reading what its ticket offers.
+
+    Attributes
+    ----------
+    request
+        The scheduler's own id of this try. Asked again with the same one, the worker gives the same
+        answer and does nothing twice.
+    room_tokens
+        Tokens that need room there: those that were prefilled, and those that will be generated.
+    ticket
+        What to read.
+    deadline_ms
+        By when it must have been read.
+    label
+        The user's name for it.
+    """
+
+    request: _Id
+    room_tokens: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+    ticket: dict[str, Any]
+    deadline_ms: Annotated[int, msgspec.Meta(ge=1, le=86_400_000)]
+    label: _Label = ""
+
+
+class Reserved(msgspec.Struct, frozen=True, kw_only=True):
+    """How the worker stands, and whether it has taken the request.
+
+    Attributes
+    ----------
+    accepted
+        Whether blocks are set aside, and being filled.
+    free_blocks
+        What it has left, by group.
+    load
+        Requests that it has now.
+    """
+
+    accepted: bool
+    free_blocks: dict[str, _Count]
+    load: _Count
+
+
+def pack(message: msgspec.Struct) -> bytes:
+    """Return the body of a question or an answer."""
+    return msgspec.msgpack.encode(message)
+
+
+def unpack(body: bytes, expected: type[_M]) -> _M:
+    """Return the message in `body`, which is not trusted.
+
+    Raises
+    ------
+    ProtocolError
+        If it is anything else.
+    """
+    try:
+        return msgspec.msgpack.decode(body, type=expected)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ProtocolError(f"expected {expected.__name__} and got something else: {error}") from None
