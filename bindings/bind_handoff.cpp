@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "bindings.hpp"
+#include "handles.hpp"
 #include "kvlink/error.hpp"
 #include "kvlink/handoff/completions.hpp"
 #include "kvlink/handoff/engine.hpp"
@@ -31,34 +32,25 @@ namespace {
 namespace transport = kvlink::transport;
 using kvlink::Code;
 using kvlink::Error;
-using kvlink::handoff::BlockTables;
+using kvlink::bindings::epoch_of;
+using kvlink::bindings::Handle;
+using kvlink::bindings::integrity_of;
+using kvlink::bindings::lane_of;
+using kvlink::bindings::Table;
+using kvlink::bindings::tables_of;
+using kvlink::bindings::vector_of;
 using kvlink::handoff::Completions;
 using kvlink::handoff::Engine;
 using kvlink::handoff::Handoff;
-
-using Table = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 /// Name, blocks, tokens a block, window (0: none), whether slots, and the number of the block pool.
 using GroupNumbers = std::tuple<std::string, std::uint32_t, std::uint32_t, std::uint32_t, bool, std::uint32_t>;
 using MintedId = std::pair<nb::bytes, std::uint64_t>;
 using SourceNumbers = std::tuple<std::uint64_t, nb::bytes, std::uint64_t>;  // peer, epoch and sequence of the ticket
 
-/// A handle keeps its engine, so that `cancel` needs no more than the handle.
-struct Handle {
-  std::shared_ptr<Engine> engine;
-  std::shared_ptr<Handoff> handoff;
-};
-
 [[nodiscard]] std::int64_t nanoseconds(double seconds) {
   constexpr double kLongest = 1e9;  // 30 years: more would overflow
   return static_cast<std::int64_t>(std::clamp(seconds, 0.0, kLongest) * 1e9);
-}
-
-[[nodiscard]] kvlink::Epoch epoch_of(const nb::bytes& bytes) {
-  kvlink::Epoch epoch;
-  if (bytes.size() != epoch.size()) throw Error(Code::invalid_argument, "an epoch has 16 bytes");
-  std::copy_n(static_cast<const std::uint8_t*>(bytes.data()), epoch.size(), epoch.begin());
-  return epoch;
 }
 
 [[nodiscard]] nb::bytes to_bytes(const kvlink::Epoch& epoch) {
@@ -66,27 +58,6 @@ struct Handle {
 }
 [[nodiscard]] nb::bytes to_bytes(const std::vector<std::byte>& bytes) {
   return nb::bytes(bytes.data(), bytes.size());
-}
-
-[[nodiscard]] std::vector<std::byte> vector_of(const nb::bytes& bytes) {
-  const auto* data = static_cast<const std::byte*>(bytes.data());
-  return {data, data + bytes.size()};
-}
-
-[[nodiscard]] BlockTables tables_of(const std::vector<Table>& tables) {
-  BlockTables out;
-  for (const Table& table : tables) out.emplace_back(table.data(), table.data() + table.size());
-  return out;
-}
-
-[[nodiscard]] transport::Lane lane_of(const std::string& name) {
-  if (const auto lane = transport::lane_from_name(name)) return *lane;
-  throw Error(Code::invalid_argument, "no lane is called '" + name + "'; lanes are mapped, vectored, get and staged");
-}
-
-[[nodiscard]] transport::Integrity integrity_of(const std::string& name) {
-  if (const auto integrity = transport::integrity_from_name(name)) return *integrity;
-  throw Error(Code::invalid_argument, "no checksum is called '" + name + "'; there are crc32c and xxh3");
 }
 
 [[nodiscard]] std::vector<std::string> names_of(const std::vector<transport::Lane>& lanes) {
@@ -196,6 +167,8 @@ nb::dict counters(const Engine& engine) {
   nb::dict out;
   out["offers"] = values.offers.load();
   out["pulls"] = values.pulls.load();
+  out["reservations"] = values.reservations.load();
+  out["pushes"] = values.pushes.load();
   out["succeeded"] = values.succeeded.load();
   out["failed"] = values.failed.load();
   out["refused_claims"] = values.refused_claims.load();
@@ -330,6 +303,7 @@ void bind_ends(nb::class_<Engine>& bound) {
 void bind_engine(nb::module_& m) {
   nb::class_<Engine> bound(m, "Engine", "The native node. Thread-safe; every call but `close` returns at once.");
   bind_ends(bound);
+  bind_push_calls(bound);
   bound
       .def(nb::new_(&make_engine), nb::kw_only(), "epoch"_a, "groups"_a, "regions"_a, "ucx"_a.none(), "copy_threads"_a,
            "max_handoffs"_a, "lease_cap_ms"_a, "windows"_a, "max_quarantined_blocks"_a, "own_template"_a.none(),
@@ -390,9 +364,7 @@ void bind_handle(nb::module_& m) {
       .def_prop_ro("sequence", [](const Handle& self) { return self.handoff->id().handoff.sequence; })
       .def_prop_ro("attempt", [](const Handle& self) { return self.handoff->id().attempt; })
       .def_prop_ro("label", [](const Handle& self) { return self.handoff->label(); })
-      .def_prop_ro(
-          "kind",
-          [](const Handle& self) { return self.handoff->role() == kvlink::handoff::Role::offer ? "offer" : "pull"; })
+      .def_prop_ro("kind", [](const Handle& self) { return kvlink::handoff::role_name(self.handoff->role()); })
       .def_prop_ro("state", [](const Handle& self) { return kvlink::handoff::state_name(self.handoff->state()); })
       .def_prop_ro("outcome", &outcome_of)
       .def_prop_ro("ended", &ended_of)
@@ -462,4 +434,5 @@ void bind_handoff(nb::module_& m) {
   bind_engine(m);
   bind_completions(m);
   bind_handle(m);
+  bind_push_handle(m);
 }

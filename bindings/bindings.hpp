@@ -3,12 +3,19 @@
 
 #include <nanobind/nanobind.h>
 
+namespace kvlink::handoff {
+class Engine;
+}
+
 void bind_errors();
 void bind_plan(nanobind::module_& m);
 void bind_memory(nanobind::module_& m);
 void bind_ucx(nanobind::module_& m);
 void bind_block_tables(nanobind::module_& m);
 void bind_handoff(nanobind::module_& m);
+/// Of bind_handoff: bind_push.cpp.
+void bind_push_calls(nanobind::class_<kvlink::handoff::Engine>& engine);
+void bind_push_handle(nanobind::module_& m);
 void bind_integrity(nanobind::module_& m);
 void bind_faults(nanobind::module_& m);
 void bind_bench(nanobind::module_& m);

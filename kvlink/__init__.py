@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from kvlink.handoff import Node as Node
     from kvlink.handoff import Offer as Offer
     from kvlink.handoff import Pull as Pull
+    from kvlink.handoff import Push as Push
+    from kvlink.handoff import Slot as Slot
     from kvlink.handoff import TicketMint as TicketMint
     from kvlink.layout import KVCache as KVCache
     from kvlink.memory import Buffer as Buffer
@@ -42,7 +44,9 @@ _HOME = {
     "Offer": "kvlink.handoff",
     "Placement": "kvlink.scheduler",
     "Pull": "kvlink.handoff",
+    "Push": "kvlink.handoff",
     "Scheduler": "kvlink.scheduler",
+    "Slot": "kvlink.handoff",
     "TicketMint": "kvlink.handoff",
     "empty": "kvlink.memory",
 }
@@ -60,7 +64,9 @@ __all__ = [
     "Offer",
     "Placement",
     "Pull",
+    "Push",
     "Scheduler",
+    "Slot",
     "TicketMint",
     "__version__",
     "commands",

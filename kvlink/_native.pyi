@@ -207,6 +207,16 @@ class Engine:
     def accept_new(self) -> None:
         """Take offers, pulls and claims again."""
 
+    def reserve(self, *, blocks: Sequence[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], num_tokens: int, skip_tokens: int, ttl_ms: int, lane: str, integrity: str = '', label: str) -> Handoff:
+        """
+        Hold blocks for somebody to push into. `lane` and `integrity` as of a pull.
+        """
+
+    def push(self, reservation: tuple[bytes, int], *, blocks: Sequence[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], num_tokens: int, deadline_ms: int, at_once: bool, integrity: str = '', label: str) -> Push:
+        """
+        Push into the reservation of this (epoch, sequence). `blocks` are those that there are by now. With `at_once` nothing moves before it is committed.
+        """
+
     def fileno(self) -> int:
         """
         Return an eventfd that becomes readable with every outcome and release.
@@ -340,6 +350,31 @@ class Handoff:
 
     def wait_released(self, *, timeout_s: float) -> bool:
         """Wait until the blocks are released; return whether they are."""
+
+class Push(Handoff):
+    """One push of this node. Thread-safe; nothing waits."""
+
+    def start(self, peer: int) -> None:
+        """Push to this claimant, who has reserved, now that it is connected."""
+
+    def fail(self, *, code: str, message: str) -> None:
+        """Fail it with this error class and message."""
+
+    def add(self, blocks: Sequence[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]]) -> None:
+        """Hold more blocks, which follow those of before."""
+
+    def hold_back(self, layers: Sequence[str], first: int, end: int) -> int:
+        """
+        Say that these layers, or all, will be ready for these tokens, once the number is announced.
+        """
+
+    def announce(self, number: int) -> None:
+        """Say that what was held back under this number is ready."""
+
+    def commit(self, payload: bytes) -> None:
+        """
+        Say that all is ready, but for what is held back, and that nothing more comes.
+        """
 
 def checksum(algorithm: str, pieces: Sequence[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]]) -> int:
     """Return the checksum of pieces, as if they were one."""

@@ -22,6 +22,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "lease_cap_s": (0.0, 86400.0),
     "max_handoffs": (1, 1 << 20),
     "payload_bytes": (0, 4 << 20),
+    "push_at_once_tokens": (0, (1 << 31) - 1),
     "peer_window_bytes": (1, 1 << 50),
     "node_window_bytes": (1, 1 << 50),
     "quarantined_blocks": (0, 1 << 40),
@@ -57,7 +58,9 @@ class Limits:
     max_handoffs
         Offers and pulls that may be live at once; a further one gets ``Busy``.
     payload_bytes
-        Largest payload of one offer.
+        Largest payload of one offer, or of one push.
+    push_at_once_tokens
+        Pushes of fewer tokens move at once when they are committed, whatever was said to be ready before.
     peer_window_bytes
         Bytes of pulls from one peer that may move at once. Further pulls wait in their order; one
         that is larger moves while no other of that peer does.
@@ -78,6 +81,7 @@ class Limits:
     lease_cap_s: float = 300.0
     max_handoffs: int = 16384
     payload_bytes: int = 1 << 20
+    push_at_once_tokens: int = 512
     peer_window_bytes: int = 1 << 30
     node_window_bytes: int = 4 << 30
     quarantined_blocks: int = 16384

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from kvlink.handoff.handles import Pull as Pull
     from kvlink.handoff.mint import TicketMint as TicketMint
     from kvlink.handoff.node import Node as Node
+    from kvlink.handoff.push import Push as Push
+    from kvlink.handoff.push import Slot as Slot
     from kvlink.handoff.ticket import Ticket as Ticket
     from kvlink.handoff.ticket import parse_ticket as parse_ticket
 
-__all__ = ["BlockPool", "Handle", "Node", "Offer", "Pull", "Ticket", "TicketMint", "parse_ticket"]
+__all__ = ["BlockPool", "Handle", "Node", "Offer", "Pull", "Push", "Slot", "Ticket", "TicketMint", "parse_ticket"]
 
 _HOME = {
     "BlockPool": "block_pool",
@@ -29,6 +31,8 @@ _HOME = {
     "Node": "node",
     "Offer": "handles",
     "Pull": "handles",
+    "Push": "push",
+    "Slot": "push",
     "Ticket": "ticket",
     "TicketMint": "mint",
     "parse_ticket": "ticket",

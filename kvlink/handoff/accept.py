@@ -25,9 +25,8 @@ from kvlink.handoff.address import join_address
 from kvlink.handoff.answer import Answerer
 from kvlink.handoff.deadline import Deadline
 from kvlink.handoff.framed_socket import FramedSocket
-from kvlink.handoff.introduction import Introduction
-from kvlink.handoff.native import NativeEngine
-from kvlink.handoff.pairing import template_between
+from kvlink.handoff.life import Life
+from kvlink.handoff.pairing import Share, template_between
 from kvlink.handoff.pool_socket import PoolSocket
 
 __all__ = ["Acceptor"]
@@ -64,8 +63,7 @@ class Acceptor:
 
     def __init__(
         self,
-        engine: NativeEngine,
-        introduction: Introduction,
+        life: Life,
         *,
         listener: socket.socket,
         pools: PoolSocket,
@@ -73,8 +71,8 @@ class Acceptor:
         answerer: Answerer,
         limits: Limits,
     ) -> None:
-        self._name = introduction.name
-        self._served: tuple[NativeEngine, Introduction] | KvlinkError = (engine, introduction)  # or why nobody is
+        self._name = life.introduction.name
+        self._served: Life | KvlinkError = life  # or why nobody is
         self._listener = listener
         self._pools = pools
         self._keyring = keyring
@@ -93,9 +91,9 @@ class Acceptor:
         self._thread = threading.Thread(target=self._listen, name="kvlink-accept", daemon=True)
         self._thread.start()
 
-    def serve(self, engine: NativeEngine, introduction: Introduction) -> None:
-        """Give connections to `engine` from now on."""
-        self._served = engine, introduction
+    def serve(self, life: Life) -> None:
+        """Give connections to `life` from now on."""
+        self._served = life
 
     def stop_serving(self, why: KvlinkError, *, deadline_s: float) -> None:
         """Tell authenticated dialers `why` they are refused from now on, and end the handshakes under way."""
@@ -226,7 +224,7 @@ class Acceptor:
         served = self._served
         if isinstance(served, KvlinkError):
             raise type(served)(*served.args)
-        engine, me = served
+        me = served.introduction
         handshake.send(link, me.as_source())
         target = handshake.receive_wish(link)
         if isinstance(target, wire.IntroduceAsker):
@@ -239,7 +237,7 @@ class Acceptor:
         token_valid_s = max(0.0, pending.deadline.remaining_s)
         handshake.send(link, me.welcome(target, pools=self._pools, token_valid_s=token_valid_s))
         # From here on the descriptor is the engine's, whether it succeeds or raises.
-        engine.attach_claimant(
+        peer = served.engine.attach_claimant(
             fd=link.detach(),
             epoch=target.epoch,
             name=target.name,
@@ -248,6 +246,7 @@ class Acceptor:
             ucx_address=target.ucx_address,
             same_host=me.is_same_host(target),
         )
+        served.claimants.note(target.epoch, Share.of(target.layout).digest, peer)
 
     def _log_refused(self, error: KvlinkError) -> None:
         _log.debug("refused a connection: %s", error)

@@ -34,10 +34,13 @@ class Group:
     slots: bool = False
 
 
-def block_tables(blocks: Blocks, groups: Sequence[Group], *, num_tokens: int, operation: str) -> list[BlockTable]:
+def block_tables(
+    blocks: Blocks, groups: Sequence[Group], *, num_tokens: int, operation: str, partial: bool = False
+) -> list[BlockTable]:
     """Return one fresh table a group, in the order of `groups`, cut to what `num_tokens` need.
 
-    Entries past the last token are ignored: engines pad their tables. Tables of slots are whole.
+    Entries past the last token are ignored: engines pad their tables. Tables of slots are whole. With
+    `partial`, a table may be too short, or missing: more is to come.
 
     Raises
     ------
@@ -45,9 +48,17 @@ def block_tables(blocks: Blocks, groups: Sequence[Group], *, num_tokens: int, op
         If a table is missing, unknown, too short or not of 32-bit integers, or a block is out of
         range or appears twice.
     """
+    if partial and isinstance(blocks, Mapping):
+        blocks = {**{group.name: [] for group in groups}, **blocks}
     by_group = _by_group(blocks, groups, operation)
     return [
-        _table(by_group[group.name], group, num_tokens=num_tokens, called=f"{operation}: blocks[{group.name!r}]")
+        _table(
+            by_group[group.name],
+            group,
+            num_tokens=num_tokens,
+            called=f"{operation}: blocks[{group.name!r}]",
+            partial=partial,
+        )
         for group in groups
     ]
 
@@ -67,13 +78,13 @@ def _by_group(blocks: Blocks, groups: Sequence[Group], operation: str) -> Mappin
     return {names[0]: blocks}
 
 
-def _table(given: Any, group: Group, *, num_tokens: int, called: str) -> BlockTable:
+def _table(given: Any, group: Group, *, num_tokens: int, called: str, partial: bool) -> BlockTable:
     if not isinstance(given, list | tuple | range):
         given = _as_int32(given, called)
     needed = len(given) if group.slots else -(-num_tokens // group.block_tokens)
     table: BlockTable = np.empty(min(needed, len(given)), dtype=np.int32)
     _native.copy_block_table(given, table, num_blocks=group.num_blocks, called=called)
-    if len(table) < needed:
+    if len(table) < needed and not partial:
         raise InvalidArgument(
             f"{called} has {len(given)} blocks, and {num_tokens} tokens in blocks of {group.block_tokens} need {needed}"
         )

@@ -17,7 +17,7 @@ from kvlink.handoff.pairing import Share, Shares
 from kvlink.handoff.ticket import TicketSource
 from kvlink.transport import LaneChoice
 
-__all__ = ["Dialer"]
+__all__ = ["Dialer", "allowed_to_connect"]
 
 _log = logging.getLogger("kvlink")
 
@@ -26,6 +26,11 @@ _REPORT_MARGIN_S = 0.05
 _REPORT_MARGIN_SHARE = 0.1
 # Lost peers are looked for once their number may have doubled, so each costs a constant.
 _FEW_CONTACTS = 64
+
+
+def allowed_to_connect(deadline_s: float) -> float:
+    """Return how many of a handoff's seconds connecting may take."""
+    return deadline_s - min(_REPORT_MARGIN_S, deadline_s * _REPORT_MARGIN_SHARE)
 
 
 class Dialer:
@@ -64,7 +69,7 @@ class Dialer:
         OutOfMemory
             If there is no thread to dial on.
         """
-        allowed_s = deadline_s - min(_REPORT_MARGIN_S, deadline_s * _REPORT_MARGIN_SHARE)
+        allowed_s = allowed_to_connect(deadline_s)
         epochs = tuple(source.epoch_bytes for source in sources)
         with self._lock:
             if self._closed is not None:

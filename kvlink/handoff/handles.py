@@ -90,6 +90,11 @@ class Handle:
         """
         return tuple(FailedRange(*one) for one in self._handoff.failed)
 
+    def _payload(self) -> bytes:
+        if not self.poll():
+            raise InvalidArgument(f"payload of {self._title}: there is no outcome yet, wait for it first")
+        return self._handoff.payload
+
     @property
     def bytes(self) -> int:
         """Bytes of KV cache moved."""
@@ -217,9 +222,7 @@ class Pull(Handle):
         InvalidArgument
             If there is no outcome yet.
         """
-        if not self.poll():
-            raise InvalidArgument(f"payload of {self._title}: there is no outcome yet, wait for it first")
-        return self._handoff.payload
+        return self._payload()
 
     def _explain(
         self, cause: tuple[str, str], failed: tuple[FailedRange, ...], valid_prefix_tokens: int

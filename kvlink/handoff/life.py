@@ -15,6 +15,8 @@ from kvlink.config import Limits
 from kvlink.errors import KvlinkError, NotReady, OutOfMemory
 from kvlink.handoff.ask import Asker
 from kvlink.handoff.block_tables import Group
+from kvlink.handoff.call import Caller
+from kvlink.handoff.claimants import Claimants
 from kvlink.handoff.connect import Connector
 from kvlink.handoff.dial import Dialer
 from kvlink.handoff.handshake import Keyring
@@ -46,6 +48,10 @@ class Life:
         The same, with its regions as peers see them.
     asker
         Asks other nodes in the name of this life.
+    claimants
+        Who is connected to read from here.
+    caller
+        Finds the connections that pushes go by.
     """
 
     def __init__(
@@ -84,6 +90,8 @@ class Life:
             keyring=keyring,
             connect_timeout_s=limits.connect_timeout_s,
         )
+        self.claimants = Claimants(engine.is_peer_lost)
+        self.caller = Caller(self.asker, self.claimants, name=name, limits=limits)
         self.dialer = Dialer(
             engine,
             name=name,
@@ -126,7 +134,8 @@ class Life:
         """
         until = time.monotonic() + deadline_s
         self.asker.close(why)
-        self.dialer.close(deadline_s=deadline_s, why=why)
+        self.caller.close(why, deadline_s=deadline_s)
+        self.dialer.close(deadline_s=max(0.0, until - time.monotonic()), why=why)
         self.engine.close(deadline_s=max(0.0, until - time.monotonic()), code=type(why).__name__, message=str(why))
 
     def forget_cache(self) -> None:

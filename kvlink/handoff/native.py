@@ -10,7 +10,10 @@ from kvlink.handoff.block_tables import BlockTable
 if TYPE_CHECKING:
     from kvlink._native import Completions, Template
 
-__all__ = ["NativeEngine", "NativeHandoff"]
+bytes_ = bytes
+"""A handle has a property of that name."""
+
+__all__ = ["NativeEngine", "NativeHandoff", "NativePush"]
 
 
 class NativeHandoff(Protocol):
@@ -83,6 +86,28 @@ class NativeHandoff(Protocol):
     @property
     def bytes(self) -> int:
         """Bytes moved. Last, since the name hides the type from what follows."""
+
+
+class NativePush(NativeHandoff, Protocol):
+    """One push of this node. Thread-safe; nothing of it waits."""
+
+    def start(self, peer: int) -> None:
+        """Push to this claimant."""
+
+    def fail(self, *, code: str, message: str) -> None:
+        """Fail it with this class and message."""
+
+    def add(self, blocks: list[BlockTable]) -> None:
+        """Hold more blocks."""
+
+    def hold_back(self, layers: list[str], first: int, end: int) -> int:
+        """Say that these layers, or all, will be ready for these tokens; return the number to announce."""
+
+    def announce(self, number: int) -> None:
+        """Say that they are."""
+
+    def commit(self, payload: bytes_) -> None:
+        """Say that all is ready."""
 
 
 class NativeEngine(Protocol):
@@ -186,3 +211,29 @@ class NativeEngine(Protocol):
         label: str,
     ) -> NativeHandoff:
         """Read an offer's blocks from its sources, each a peer and the epoch and sequence of the ticket."""
+
+    def reserve(
+        self,
+        *,
+        blocks: list[BlockTable],
+        num_tokens: int,
+        skip_tokens: int,
+        ttl_ms: int,
+        lane: str,
+        integrity: str = "",
+        label: str,
+    ) -> NativeHandoff:
+        """Hold blocks for somebody to push into."""
+
+    def push(
+        self,
+        reservation: tuple[bytes, int],
+        *,
+        blocks: list[BlockTable],
+        num_tokens: int,
+        deadline_ms: int,
+        at_once: bool,
+        integrity: str = "",
+        label: str,
+    ) -> NativePush:
+        """Push blocks into the reservation of this epoch and sequence, once ``start`` says to whom."""

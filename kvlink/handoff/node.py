@@ -22,6 +22,7 @@ from kvlink.handoff.descriptor import DESCRIPTOR_VERSION, GroupFacts, NodeDescri
 from kvlink.handoff.handles import Offer, Pull
 from kvlink.handoff.handshake import Secret, secrets_of
 from kvlink.handoff.life import Life
+from kvlink.handoff.pushing import PushingNode
 from kvlink.handoff.running import NodeSettings, Running
 from kvlink.handoff.submitting import Submitting
 from kvlink.handoff.terms import OfferTerms
@@ -38,8 +39,8 @@ _MOST_COPY_THREADS = 256
 _EXIT_DEADLINE_S = 1.0
 
 
-class Node(Submitting):
-    """Offers the blocks of one cache to other nodes, and pulls theirs into it. Thread-safe.
+class Node(PushingNode, Submitting):
+    """Offers the blocks of one cache to other nodes, and pulls theirs into it, or pushes. Thread-safe.
 
     Borrows the cache's memory until ``close`` has returned, and keeps it alive until then. A node
     that is forgotten, or is open when the interpreter exits, is closed. It does not survive a

@@ -18,6 +18,7 @@ from kvlink.handoff.accept import Acceptor
 from kvlink.handoff.address import listen_on
 from kvlink.handoff.answer import Answerer
 from kvlink.handoff.awaiting import Awaiters
+from kvlink.handoff.call import CALL_BACK, answer_call
 from kvlink.handoff.handshake import Keyring, Secrets
 from kvlink.handoff.life import Life, new_epoch, whole_pool
 from kvlink.handoff.native import NativeEngine
@@ -94,9 +95,9 @@ class Running:
         self.awaiters = Awaiters(self.life.engine.wake_fd())
         undo.callback(self.awaiters.close)
         self.answerer = Answerer(name=settings.name, limits=settings.limits)
+        self.answerer.register(CALL_BACK, lambda question: answer_call(question, self.life.dialer))
         self.acceptor = Acceptor(
-            self.life.engine,
-            self.life.introduction,
+            self.life,
             listener=listener,
             pools=self._pool_socket,
             keyring=self.keyring,
@@ -148,6 +149,11 @@ class Running:
     def max_handoffs(self) -> int:
         """How many may live at once."""
         return self._settings.limits.max_handoffs
+
+    @property
+    def name(self) -> str:
+        """What peers and messages call the node."""
+        return self._settings.name
 
     @property
     def state(self) -> str:
@@ -217,7 +223,7 @@ class Running:
             self.life = self._new_life(cache, before=ended)
             self._counted = (past + Counter(ended.counters()), self.life.engine)
             self._suspended = self._draining = False
-            self.acceptor.serve(self.life.engine, self.life.introduction)
+            self.acceptor.serve(self.life)
 
     def close(self, deadline_s: float | None = None) -> None:
         """End everything; see ``Node.close``. Idempotent; a second caller waits for the first."""

@@ -102,6 +102,20 @@ class NodeWorker:
         """Start a pull and return its handle's number."""
         return self._keep(self._node.pull(ticket, blocks=blocks, **options))
 
+    def reserve(self, blocks: Any, num_tokens: int, **options: Any) -> tuple[int, dict[str, Any]]:
+        """Reserve blocks; returns the handle's number and the ticket."""
+        handle = self._node.reserve(blocks, num_tokens=num_tokens, **options)
+        return self._keep(handle), handle.ticket
+
+    def push(self, ticket: Any, blocks: Any, **options: Any) -> int:
+        """Start a push and return its handle's number."""
+        return self._keep(self._node.push(ticket, blocks, **options))
+
+    def tell(self, handle: int, *said: tuple[str, dict[str, Any]]) -> None:
+        """Call methods of a handle, one after another."""
+        for method, options in said:
+            getattr(self._handles[handle], method)(**options)
+
     def pull_and_cancel(self, ticket: Any, blocks: Any, *, after_s: float, **options: Any) -> int:
         """Start a pull and cancel it a moment later, which may be shorter than the kernel's timers."""
         handle = self.pull(ticket, blocks, **options)

@@ -90,6 +90,32 @@ class Pair:
         handle: int = self.target.call("pull", ticket, list(request.target_blocks), **options)
         return handle
 
+    def reserve(self, request: Request, **options: Any) -> tuple[int, dict[str, Any]]:
+        """Reserve the request's target blocks on the lane under test."""
+        options = {"require": self.lane.lane, "skip_tokens": request.skip_tokens, "ttl_s": 20, **options}
+        handle: tuple[int, dict[str, Any]]
+        handle = self.target.call("reserve", list(request.target_blocks), request.num_tokens, **options)
+        return handle
+
+    def push(self, ticket: Any, request: Request, *said: tuple[str, dict[str, Any]], **options: Any) -> int:
+        """Start the request's push, and say so much about it."""
+        pushed: int = self.source.call("push", ticket, list(request.source_blocks), **options)
+        if said:
+            self.source.call("tell", pushed, *said)
+        return pushed
+
+    def push_over(self, request: Request, *said: tuple[str, dict[str, Any]], **options: Any) -> Snapshot:
+        """Reserve, push, wait for both sides to release, and compare all memory with the reference."""
+        reserved, ticket = self.reserve(request)
+        pushed = self.push(ticket, request, *said, **options)
+        taken: Snapshot = self.target.call("wait", reserved)
+        self.expect(request)
+        self.target.call("wait_released", reserved)
+        self.source.call("wait", pushed)
+        self.source.call("wait_released", pushed)
+        self.verify()
+        return taken
+
     def open_large(self, blocks: int) -> None:
         """Start nodes with one copy thread over memory large enough to be caught in the middle of a transfer.
 

@@ -76,6 +76,12 @@ hidden byte m, g, p, i, by_peer, from_target, from_life, from_source;
 #define IF_grant_same_peer (g / 2 == from_target && life[g] == from_life && seen_source[g] == from_source)
 #define IF_grant_same_attempt (number[g] == number[m])
 #define IF_grant_sums CHECKS
+#define IF_grant_unsummed true
+#define IF_offer_pushed false
+#define IF_grant_invited true
+#define IF_grant_pushed false
+#define IF_grant_committed true
+#define IF_part_pushed false
 #define IF_part_sums CHECKS
 #define IF_part_sums_here has_sums[p]
 #define IF_part_same_peer (life[p] == from_life && seen_source[p] == from_source)
@@ -163,6 +169,7 @@ inline DO_offer_count_stale() { skip }
 
 inline DO_grant_claim_again() { net[m] = net[m] | CLAIM }
 inline DO_grant_send_grant() { to_target(m, GRANT); was_granted[m] = (at_part[m] != AT_none) }
+inline DO_grant_send_ready() { skip }
 inline DO_grant_send_refuse() { to_target(m, REFUSE); was_refused[m] = (at_part[m] != AT_none) }
 inline DO_grant_count_refused() { skip }
 /* P4: a reader counts because it has asked, not because another has. */
@@ -202,6 +209,8 @@ inline DO_pull_settle() { assert(!outcome[p]); outcome[p] = true }
 inline DO_pull_release() { assert(outcome[p] && !released[p] && !held[p]); released[p] = true }
 
 inline DO_part_send_claim() { net[p] = net[p] | CLAIM }
+inline DO_part_open_pieces() { skip }
+inline DO_part_look_on() { skip }
 inline DO_part_send_confirm() { net[p] = net[p] | CONFIRM; asked[p] = true }
 inline DO_part_send_cancel() { net[p] = net[p] | CANCEL; gave_up[p] = true }
 /* Acts only on what was sent to it. */

@@ -7,19 +7,15 @@
 #include "kvlink/clock.hpp"
 
 namespace kvlink::handoff {
-namespace {
 
-constexpr std::uint64_t kLongestMs = 7ULL * 24 * 3600 * 1000;
-
-[[nodiscard]] std::int64_t deadline_after(std::int64_t duration_ms, const char* what) {
+std::int64_t deadline_after(std::int64_t duration_ms, const char* what) {
+  constexpr std::uint64_t kLongestMs = 7ULL * 24 * 3600 * 1000;
   if (duration_ms < 0 || static_cast<std::uint64_t>(duration_ms) > kLongestMs) {
     throw Error(Code::invalid_argument,
                 std::string(what) + " must be between 0 and 7 days, not " + std::to_string(duration_ms) + " ms");
   }
   return now_ns() + duration_ms * kNsPerMs;
 }
-
-}  // namespace
 
 Engine::Engine(EngineOptions options)
     : offers_(services_),
@@ -279,33 +275,18 @@ std::shared_ptr<Handoff> Engine::pull(PullOptions options) {
     throw Error(Code::invalid_argument, "skip_tokens is " + std::to_string(options.skip_tokens) + ", the handoff has " +
                                             std::to_string(options.num_tokens) + " tokens");
   }
-  const std::int64_t deadline_ns = deadline_after(options.deadline_ms, "deadline");
-  BlockTables written = touched(options.blocks, services_.holds->groups(), options.skip_tokens, options.num_tokens);
-  services_.quarantine.check(max_quarantined_blocks_);
-  admit_one();
-  try {
-    services_.holds->acquire_exclusive(written);
-  } catch (...) {
-    services_.counters.live.fetch_sub(1);
-    throw;
-  }
+  const auto request = hold_for_pull(std::move(options.blocks), options.skip_tokens, options.num_tokens,
+                                     deadline_after(options.deadline_ms, "deadline"));
   services_.counters.pulls.fetch_add(1);
-  std::vector<PartRequest> parts;
   for (const PullSource& source : options.sources) {
-    parts.push_back({.attempt = {.handoff = source.id, .attempt = next_attempt_.fetch_add(1)}, .peer = nullptr});
+    request->parts.push_back(
+        {.attempt = {.handoff = source.id, .attempt = next_attempt_.fetch_add(1)}, .peer = nullptr});
   }
-  auto handle = std::make_shared<Handoff>(Role::pull, parts.front().attempt, std::move(options.label),
+  auto handle = std::make_shared<Handoff>(Role::pull, request->parts.front().attempt, std::move(options.label),
                                           State::connecting, services_.bells);
-  auto request = std::make_shared<PullRequest>(PullRequest{.handle = handle,
-                                                           .parts = std::move(parts),
-                                                           .blocks = std::move(options.blocks),
-                                                           .written = written,
-                                                           .num_tokens = options.num_tokens,
-                                                           .skip_tokens = options.skip_tokens,
-                                                           .submitted_ns = now_ns(),
-                                                           .deadline_ns = deadline_ns,
-                                                           .lane = options.lane,
-                                                           .integrity = options.integrity});
+  request->handle = handle;
+  request->lane = options.lane;
+  request->integrity = options.integrity;
   try {
     {
       const std::lock_guard lock(mutex_);
@@ -316,21 +297,49 @@ std::shared_ptr<Handoff> Engine::pull(PullOptions options) {
       pulls_.submit(std::move(*request));
     });
   } catch (...) {
-    services_.holds->release_exclusive(written);
-    services_.counters.live.fetch_sub(1);
+    let_go(*request);
     throw;
   }
   return handle;
 }
 
+std::shared_ptr<PullRequest> Engine::hold_for_pull(BlockTables blocks, std::uint64_t skip_tokens,
+                                                   std::uint64_t num_tokens, std::int64_t deadline_ns) {
+  BlockTables written = touched(blocks, services_.holds->groups(), skip_tokens, num_tokens);
+  services_.quarantine.check(max_quarantined_blocks_);
+  admit_one();
+  try {
+    services_.holds->acquire_exclusive(written);
+  } catch (...) {
+    services_.counters.live.fetch_sub(1);
+    throw;
+  }
+  auto request = std::make_shared<PullRequest>();
+  request->blocks = std::move(blocks);
+  request->written = std::move(written);
+  request->num_tokens = num_tokens;
+  request->skip_tokens = skip_tokens;
+  request->submitted_ns = now_ns();
+  request->deadline_ns = deadline_ns;
+  return request;
+}
+
+void Engine::let_go(const PullRequest& request) noexcept {
+  services_.holds->release_exclusive(request.written);
+  services_.counters.live.fetch_sub(1);
+}
+
 void Engine::cancel(const std::shared_ptr<Handoff>& handle) {
+  fail(handle, {Code::cancelled, "cancelled by its owner"});
+}
+
+void Engine::fail(const std::shared_ptr<Handoff>& handle, Failure why) {
   if (handle->has_outcome()) return;
-  post([this, handle] {
-    const Failure failure{Code::cancelled, "cancelled by its owner"};
-    if (handle->role() == Role::offer) {
-      offers_.cancel(handle->id().handoff, failure);
+  post([this, handle, why = std::move(why)] {
+    if (handle->role() == Role::offer || handle->role() == Role::push) {
+      offers_.cancel(handle->id().handoff, why);
     } else {
-      pulls_.cancel(handle->id(), failure);
+      pulls_.cancel(handle->id(), why);
     }
   });
 }

@@ -67,6 +67,32 @@ struct PullOptions {
   std::string label;
 };
 
+struct ReserveOptions {
+  BlockTables blocks;
+  std::uint64_t num_tokens{};
+  std::uint64_t skip_tokens{};
+  std::int64_t ttl_ms{};
+  std::optional<transport::Lane> lane;
+  transport::Integrity integrity{};  // as of a pull
+  std::string label;
+};
+
+struct PushOptions {
+  HandoffId reservation;
+  BlockTables blocks;  // those that there are by now
+  std::uint64_t num_tokens{};
+  std::int64_t deadline_ms{};
+  bool at_once{false};               // nothing moves before it is committed
+  transport::Integrity integrity{};  // as of an offer
+  std::string label;
+};
+
+/// What a push is told through, next to its handle.
+struct Pushed {
+  std::shared_ptr<Handoff> handle;
+  std::shared_ptr<PushState> state;
+};
+
 /// How a peer stands, for people and metrics.
 struct PeerReport {
   std::uint64_t id{};
@@ -81,6 +107,9 @@ struct PeerReport {
   std::uint64_t bytes{};
   double bytes_per_s{};
 };
+
+/// When so many milliseconds from now is. Throws Error(invalid_argument) unless it is within a week.
+[[nodiscard]] std::int64_t deadline_after(std::int64_t duration_ms, const char* what);
 
 class Engine {
  public:
@@ -121,7 +150,15 @@ class Engine {
 
   [[nodiscard]] std::shared_ptr<Handoff> offer(OfferOptions options);
   [[nodiscard]] std::shared_ptr<Handoff> pull(PullOptions options);
+  [[nodiscard]] std::shared_ptr<Handoff> reserve(ReserveOptions options);
+  [[nodiscard]] Pushed push(PushOptions options);
+  /// The claimant that has reserved is connected.
+  void start_push(const std::shared_ptr<Handoff>& handle, std::uint64_t peer);
+  /// Something was said to the push's state: the target is told.
+  void tell_ready(const std::shared_ptr<Handoff>& handle);
   void cancel(const std::shared_ptr<Handoff>& handle);
+  /// As if its owner had cancelled it, but for `why`.
+  void fail(const std::shared_ptr<Handoff>& handle, Failure why);
 
   /// For tests: transfers that start from now on go wrong by this script; without one, right again. Returns what is
   /// counted of it.
@@ -153,6 +190,9 @@ class Engine {
   [[nodiscard]] PeerPtr peer_or_lost(std::uint64_t id) const;
   void connect(const PeerPtr& peer, int fd);
   void admit_one();
+  [[nodiscard]] std::shared_ptr<PullRequest> hold_for_pull(BlockTables blocks, std::uint64_t skip_tokens,
+                                                           std::uint64_t num_tokens, std::int64_t deadline_ns);
+  void let_go(const PullRequest& request) noexcept;
   void check_taking() const;
   void finish_thread();
 

@@ -128,7 +128,7 @@ void Engine::dispatch(const PeerPtr& from, const Header& header, std::span<const
   };
   const bool for_source = header.kind == Kind::claim || header.kind == Kind::fetch || header.kind == Kind::credit ||
                           header.kind == Kind::confirm || header.kind == Kind::cancel || header.kind == Kind::renew ||
-                          header.kind == Kind::check;
+                          header.kind == Kind::check || header.kind == Kind::decline;
   if (for_source != reads_us) return bad("message: it is not its part to send it");
   switch (header.kind) {
     case Kind::claim:
@@ -162,6 +162,18 @@ void Engine::dispatch(const PeerPtr& from, const Header& header, std::span<const
       return bad("SUMS");
     case Kind::valid:
       return pulls_.on_valid(from, attempt);
+    case Kind::push:
+      if (const auto push = parse_push(body)) return pulls_.on_push(from, attempt.handoff, *push);
+      return bad("PUSH");
+    case Kind::ready:
+      if (const auto ready = parse_ready(body)) return pulls_.on_piece(from, attempt, *ready);
+      return bad("READY");
+    case Kind::commit:
+      if (auto payload = parse_commit(body)) return pulls_.on_commit(from, attempt, *std::move(payload));
+      return bad("COMMIT");
+    case Kind::decline:
+      if (const auto decline = parse_refuse(body)) return offers_.on_decline(from, attempt.handoff, *decline);
+      return bad("DECLINE");
   }
 }
 

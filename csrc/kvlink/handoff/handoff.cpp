@@ -4,6 +4,20 @@
 
 namespace kvlink::handoff {
 
+const char* role_name(Role role) noexcept {
+  switch (role) {
+    case Role::offer:
+      return "offer";
+    case Role::pull:
+      return "pull";
+    case Role::reservation:
+      return "reservation";
+    case Role::push:
+      return "push";
+  }
+  return "unknown";
+}
+
 const char* state_name(State state) noexcept {
   switch (state) {
     case State::connecting:
@@ -22,6 +36,10 @@ const char* state_name(State state) noexcept {
       return "offered";
     case State::granted:
       return "granted";
+    case State::reserved:
+      return "reserved";
+    case State::filling:
+      return "filling";
     case State::succeeded:
       return "succeeded";
     case State::failed:

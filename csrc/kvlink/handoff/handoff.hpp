@@ -20,7 +20,8 @@
 
 namespace kvlink::handoff {
 
-enum class Role : std::uint8_t { offer, pull };
+enum class Role : std::uint8_t { offer, pull, reservation, push };
+[[nodiscard]] const char* role_name(Role role) noexcept;
 
 enum class State : std::uint8_t {
   connecting,  // pull: no connection to the source yet
@@ -31,6 +32,8 @@ enum class State : std::uint8_t {
   confirming,  // pull: CONFIRM is out
   offered,     // offer: nobody reads yet
   granted,     // offer: somebody reads
+  reserved,    // reservation: nobody pushes yet
+  filling,     // reservation: until the source says that more is ready
   succeeded,
   failed,
 };

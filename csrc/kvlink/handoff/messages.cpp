@@ -7,17 +7,27 @@
 namespace kvlink::handoff {
 namespace {
 
+void write_handoff(FrameWriter& out, const HandoffId& handoff) {
+  out.bytes(std::as_bytes(std::span(handoff.epoch)));
+  out.number(handoff.sequence);
+}
+
 void write_attempt(FrameWriter& out, const AttemptId& attempt) {
-  out.bytes(std::as_bytes(std::span(attempt.handoff.epoch)));
-  out.number(attempt.handoff.sequence);
+  write_handoff(out, attempt.handoff);
   out.number(attempt.attempt);
+}
+
+[[nodiscard]] HandoffId read_handoff(FrameReader& from) noexcept {
+  HandoffId handoff;
+  const auto epoch = from.bytes(sizeof(Epoch));
+  if (!epoch.empty()) std::memcpy(handoff.epoch.data(), epoch.data(), sizeof(Epoch));
+  handoff.sequence = from.number<std::uint64_t>();
+  return handoff;
 }
 
 [[nodiscard]] AttemptId read_attempt(FrameReader& from) noexcept {
   AttemptId attempt;
-  const auto epoch = from.bytes(sizeof(Epoch));
-  if (!epoch.empty()) std::memcpy(attempt.handoff.epoch.data(), epoch.data(), sizeof(Epoch));
-  attempt.handoff.sequence = from.number<std::uint64_t>();
+  attempt.handoff = read_handoff(from);
   attempt.attempt = from.number<std::uint32_t>();
   return attempt;
 }
@@ -48,8 +58,58 @@ class Frame {
   FrameWriter body;
 };
 
+void write_layers(FrameWriter& out, const std::vector<LayerRange>& layers) {
+  out.number(static_cast<std::uint32_t>(layers.size()));
+  out.bytes(std::as_bytes(std::span(layers)));
+}
+
+/// False if the ranges are too many, empty, or not in ascending order.
+[[nodiscard]] bool read_layers(FrameReader& from, std::vector<LayerRange>& layers) {
+  static_assert(sizeof(LayerRange) == 8, "a range of layers is eight bytes on the wire");
+  const auto count = from.number<std::uint32_t>();
+  if (!from.ok() || count > kMaxLayerRanges) return false;
+  const auto data = from.bytes(std::size_t{count} * sizeof(LayerRange));
+  if (!from.ok()) return false;
+  layers.resize(count);
+  if (count != 0) std::memcpy(layers.data(), data.data(), data.size());
+  std::uint32_t before = 0;
+  for (const LayerRange& range : layers) {
+    if (range.first < before || range.end <= range.first) return false;
+    before = range.end;
+  }
+  return true;
+}
+
+void write_tables(FrameWriter& out, const std::vector<std::vector<std::int32_t>>& tables) {
+  out.number(static_cast<std::uint32_t>(tables.size()));
+  for (const auto& table : tables) out.number(static_cast<std::uint32_t>(table.size()));
+  for (const auto& table : tables) out.bytes(std::as_bytes(std::span(table)));
+}
+
+[[nodiscard]] bool read_tables(FrameReader& from, std::vector<std::vector<std::int32_t>>& tables) {
+  const auto groups = from.number<std::uint32_t>();
+  if (!from.ok() || groups > kMaxGroups) return false;
+  std::vector<std::uint32_t> counts(groups);
+  for (auto& count : counts) count = from.number<std::uint32_t>();
+  for (const std::uint32_t count : counts) {
+    const auto data = from.bytes(std::size_t{count} * sizeof(std::int32_t));
+    if (!from.ok()) return false;
+    auto& table = tables.emplace_back(count);
+    if (count != 0) std::memcpy(table.data(), data.data(), data.size());
+  }
+  return true;
+}
+
 [[nodiscard]] bool is_kind(std::uint8_t number) noexcept {
-  return number >= static_cast<std::uint8_t>(Kind::claim) && number <= static_cast<std::uint8_t>(Kind::sums);
+  return number >= static_cast<std::uint8_t>(Kind::claim) && number <= static_cast<std::uint8_t>(Kind::decline);
+}
+
+void write_failure(std::vector<std::byte>& out, Kind kind, const AttemptId& attempt, const Failure& failure) {
+  const auto text = std::string_view(failure.message).substr(0, kMaxMessageText);
+  Frame frame(out, kind, attempt);
+  frame.body.number(static_cast<std::uint8_t>(failure.code));
+  frame.body.number(static_cast<std::uint16_t>(text.size()));
+  frame.body.text(text);
 }
 
 [[nodiscard]] bool is_code(std::uint8_t number) noexcept {
@@ -131,11 +191,7 @@ std::optional<Grant> parse_grant(std::span<const std::byte> body) {
 }
 
 void write_refuse(std::vector<std::byte>& out, const AttemptId& attempt, const Failure& failure) {
-  const auto text = std::string_view(failure.message).substr(0, kMaxMessageText);
-  Frame frame(out, Kind::refuse, attempt);
-  frame.body.number(static_cast<std::uint8_t>(failure.code));
-  frame.body.number(static_cast<std::uint16_t>(text.size()));
-  frame.body.text(text);
+  write_failure(out, Kind::refuse, attempt, failure);
 }
 
 std::optional<Refuse> parse_refuse(std::span<const std::byte> body) {
@@ -156,6 +212,7 @@ void write_pieces(std::vector<std::byte>& out, Kind kind, const AttemptId& attem
   for (const auto& pieces : fetch.pieces) frame.body.bytes(std::as_bytes(std::span(pieces)));
   frame.body.number(static_cast<std::uint32_t>(fetch.chunk_address.size()));
   frame.body.bytes(fetch.chunk_address);
+  if (!fetch.layers.empty()) write_layers(frame.body, fetch.layers);
 }
 
 std::optional<Fetch> parse_pieces(std::span<const std::byte> body) {
@@ -176,7 +233,54 @@ std::optional<Fetch> parse_pieces(std::span<const std::byte> body) {
   if (!reader.ok() || address_bytes > kMaxAddressBytes) return std::nullopt;
   const auto address = reader.bytes(address_bytes);
   fetch.chunk_address.assign(address.begin(), address.end());
+  if (reader.remaining() != 0 && !read_layers(reader, fetch.layers)) return std::nullopt;
   return reader.complete() ? std::optional(std::move(fetch)) : std::nullopt;
+}
+
+void write_push(std::vector<std::byte>& out, const HandoffId& reservation, const Push& push) {
+  Frame frame(out, Kind::push, {.handoff = reservation, .attempt = 0});
+  write_handoff(frame.body, push.offer);
+  frame.body.number(push.num_tokens);
+}
+
+std::optional<Push> parse_push(std::span<const std::byte> body) {
+  FrameReader reader(body);
+  Push push;
+  push.offer = read_handoff(reader);
+  push.num_tokens = reader.number<std::uint64_t>();
+  return reader.complete() ? std::optional(push) : std::nullopt;
+}
+
+void write_ready(std::vector<std::byte>& out, const AttemptId& attempt, const Ready& ready) {
+  Frame frame(out, Kind::ready, attempt);
+  frame.body.number(ready.first_token);
+  frame.body.number(ready.end_token);
+  write_layers(frame.body, ready.layers);
+  write_tables(frame.body, ready.blocks);
+}
+
+std::optional<Ready> parse_ready(std::span<const std::byte> body) {
+  FrameReader reader(body);
+  Ready ready;
+  ready.first_token = reader.number<std::uint64_t>();
+  ready.end_token = reader.number<std::uint64_t>();
+  if (!read_layers(reader, ready.layers) || !read_tables(reader, ready.blocks)) return std::nullopt;
+  if (!reader.complete() || ready.first_token > ready.end_token) return std::nullopt;
+  return ready;
+}
+
+void write_commit(std::vector<std::byte>& out, const AttemptId& attempt, std::span<const std::byte> payload) {
+  Frame frame(out, Kind::commit, attempt);
+  frame.body.bytes(payload);
+}
+
+std::optional<std::vector<std::byte>> parse_commit(std::span<const std::byte> body) {
+  if (body.size() > kMaxPayloadBytes) return std::nullopt;
+  return std::vector<std::byte>(body.begin(), body.end());
+}
+
+void write_decline(std::vector<std::byte>& out, const HandoffId& offer, const Failure& failure) {
+  write_failure(out, Kind::decline, {.handoff = offer, .attempt = 0}, failure);
 }
 
 void write_sums(std::vector<std::byte>& out, const AttemptId& attempt, const Sums& sums) {

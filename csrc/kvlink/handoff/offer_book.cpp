@@ -171,10 +171,22 @@ void OfferBook::on_peer_lost(const PeerPtr& peer) {
     step_grant(nullptr, &waiting, At::parked, On::peer_lost, news);
     if (waiting.at == At::parked) parked_.push_back(std::move(each));
   }
+  std::vector<Offer*> pushes;  // They end with it, which takes them out of the book.
   for (auto& [id, offer] : offers_) {
+    if (offer.request.push) {
+      pushes.push_back(&offer);
+      continue;
+    }
     for (auto grant = offer.grants.begin(); grant != offer.grants.end();) {
       Grant& each = *grant++;  // The step may erase it.
       step_grant(&offer, &each, each.at, On::peer_lost, news);
+    }
+  }
+  for (Offer* const push : pushes) {
+    if (push->grants.empty()) {
+      step_offer(*push, On::peer_lost, end_of_push(*push, news));
+    } else {
+      step_grant(push, &push->grants.front(), push->grants.front().at, On::peer_lost, news);
     }
   }
 }
@@ -200,9 +212,13 @@ bool OfferBook::turn(std::int64_t now) noexcept {
   }
   bool busy = !late.empty();
   while (!leases_.empty() && leases_.begin()->first <= now) {
-    step_offer(
-        offers_.at(leases_.begin()->second), On::expire,
-        {.failure = Failure{Code::ticket_expired, "the offer's lease ran out before all its readers had read it"}});
+    Offer& offer = offers_.at(leases_.begin()->second);
+    Failure why{Code::ticket_expired, "the offer's lease ran out before all its readers had read it"};
+    if (offer.request.push) {
+      const std::string state = state_name(offer.request.handle->state());
+      why = {Code::deadline_exceeded, "the deadline passed while the push was " + state};
+    }
+    step_offer(offer, On::expire, {.failure = std::move(why)});
     busy = true;
   }
   for (auto sender = senders_.begin(); sender != senders_.end();) {

@@ -20,6 +20,7 @@
 #include "kvlink/handoff/holds.hpp"
 #include "kvlink/handoff/messages.hpp"
 #include "kvlink/handoff/peer.hpp"
+#include "kvlink/handoff/push_state.hpp"
 #include "kvlink/handoff/retired_ids.hpp"
 #include "kvlink/handoff/services.hpp"
 #include "kvlink/handoff/transitions.hpp"
@@ -39,6 +40,10 @@ struct OfferRequest {
   std::uint32_t readers{1};
   transport::Integrity integrity{};  // offered to readers that demand none
   std::vector<std::byte> payload;
+  // Of a push only.
+  std::shared_ptr<PushState> push{};  // has the blocks, in place of `blocks`
+  HandoffId reservation{};
+  PeerPtr push_peer{};  // who has reserved, once it is connected: nobody else may claim the offer
 };
 
 class OfferBook {
@@ -58,6 +63,12 @@ class OfferBook {
   void on_cancel(const PeerPtr& peer, const AttemptId& attempt);
   void on_renew(const PeerPtr& peer, std::span<const Renewal> renewals, std::int64_t now);
   void on_peer_lost(const PeerPtr& peer);
+  void on_decline(const PeerPtr& peer, const HandoffId& offer, const Refuse& decline);
+
+  /// The node that a push is for is connected.
+  void start_push(const HandoffId& id, const PeerPtr& peer);
+  /// The owner of a push has said something: see PushState.
+  void tell_ready(const HandoffId& id);
 
   void cancel(const HandoffId& id, const Failure& failure);
   void close_all(const Failure& failure);
@@ -139,6 +150,13 @@ class OfferBook {
   void perform(Do action, Offer* offer, Grant* grant, const News& news);
   void send_grant(const Offer& offer, const Grant& grant);
   void send_refuse(const Offer* offer, const News& news);
+  // Of pushes: push_offers.cpp.
+  static void send_ready(const Offer& offer, const Grant& grant);
+  /// `news` with what the end of its only grant means for a push.
+  [[nodiscard]] static News end_of_push(const Offer& offer, const News& news);
+  [[nodiscard]] static BlockTables blocks_of(const OfferRequest& request) {
+    return request.push ? request.push->blocks() : request.blocks;
+  }
   void start_sender(Offer& offer, Grant& grant, const News& news);
   void start_sums(Offer& offer, Grant& grant, const News& news);
   static void send_sums(const News& news);

@@ -39,6 +39,8 @@ Set<If> OfferBook::guards_of(const Offer& offer, const News& news) const {
   const OfferRequest& request = offer.request;
   Set<If> holding;
   holding.put(If::unseen, unseen(request.handle->id().handoff));
+  holding.put(If::pushed, request.push != nullptr);
+  holding.put(If::same_peer, request.push_peer && request.push_peer == news.peer);
   holding.put(If::last_reader, offer.validated >= request.readers);
   holding.put(If::no_grants, offer.grants.empty());
   holding.put(If::lease_lives, news.now < request.expires_ns);
@@ -52,12 +54,17 @@ Set<If> OfferBook::guards_of(const Offer* offer, const Grant* grant, const News&
   const HandoffId& id = news.attempt.handoff;
   // Ids of this node's own are known before their tickets leave; only a mint's may come ahead of their offers.
   holding.put(If::may_park, id.epoch != services_.epoch && unseen(id) && parked_.size() < kParkedLimit);
+  const bool is_push = offer != nullptr && offer->request.push;
+  holding.put(If::invited, !is_push || offer->request.push_peer == news.peer);
+  holding.put(If::pushed, is_push);
+  holding.put(If::committed, !is_push || offer->request.push->is_committed());
   // An offer that is not there has no bounds: only `known` keeps it from being claimed.
   holding.put(If::tokens_fit, offer == nullptr || (news.claim && news.claim->end_token <= offer->request.num_tokens));
   holding.put(If::reader_left, offer == nullptr || offer->validated + offer->grants.size() < offer->request.readers);
   if (grant != nullptr) {
     holding.put(If::same_peer, grant->peer == news.peer);
     holding.put(If::same_attempt, grant->attempt == news.attempt);
+    holding.put(If::unsummed, !grant->sums);
     holding.put(If::sums, grant->integrity != transport::Integrity::none);
   }
   return holding;
@@ -150,7 +157,11 @@ void OfferBook::perform(Do action, Offer& offer, const News& news) {
       break;
     case Do::free_shared:
       services_.counters.live.fetch_sub(1);
-      services_.holds->release_shared(request.blocks);
+      if (request.push) {
+        request.push->end(news.failure.value_or(Failure{Code::invalid_argument, "the push has succeeded already"}));
+      } else {
+        services_.holds->release_shared(request.blocks);
+      }
       break;
     case Do::extend_lease:
       extend_lease(offer, renewed_until(request, news.lease_ms, news.now));
@@ -179,6 +190,9 @@ void OfferBook::perform(Do action, Offer* offer, Grant* grant, const News& news)
       break;
     case Do::send_grant:
       send_grant(*offer, *grant);
+      break;
+    case Do::send_ready:
+      send_ready(*offer, *grant);
       break;
     case Do::send_valid:
       offer->lane = transport::lane_name(grant->claim.lane);
@@ -224,7 +238,7 @@ void OfferBook::perform(Do action, Offer* offer, Grant* grant, const News& news)
       step_offer(*offer, On::read, news);
       break;
     case Do::tell_dropped:
-      step_offer(*offer, On::dropped, news);
+      step_offer(*offer, On::dropped, end_of_push(*offer, news));
       break;
     default:
       assert(false && "a row asks a grant for what only another machine does");
@@ -236,6 +250,9 @@ Failure OfferBook::why_refused(const Offer* offer, const News& news) const {
   if (offer == nullptr) return why_unknown(news.attempt.handoff);
   if (!news.claim) return {Code::unknown_handoff, "this attempt has no grant any more"};
   const OfferRequest& request = offer->request;
+  if (request.push && request.push_peer != news.peer) {
+    return {Code::unknown_handoff, "this is a push to another node"};
+  }
   if (news.claim->end_token > request.num_tokens) {
     return {Code::not_offered, "tokens up to " + std::to_string(news.claim->end_token) + " were claimed, " +
                                    std::to_string(request.num_tokens) + " are offered"};
@@ -254,17 +271,21 @@ void OfferBook::send_refuse(const Offer* offer, const News& news) {
 void OfferBook::send_grant(const Offer& offer, const Grant& grant) {
   const OfferRequest& request = offer.request;
   if (!grant.peer->channel) return;
+  // Those of a push come with READY.
+  BlockTables blocks(services_.holds->groups().size());
+  if (!request.push) blocks = touched(request.blocks, services_.holds->groups(), 0, grant.claim.end_token);
   write_grant(grant.peer->channel->outbox(), grant.attempt,
               handoff::Grant{.remaining_ms = remaining_ms(request.expires_ns, now_ns()),
                              .num_tokens = request.num_tokens,
                              .integrity = grant.integrity,
                              .payload = request.payload,
-                             .blocks = touched(request.blocks, services_.holds->groups(), 0, grant.claim.end_token)});
+                             .blocks = std::move(blocks)});
 }
 
 void OfferBook::start_sender(Offer& offer, Grant& grant, const News& news) {
   try {
-    auto plan = plan_of_fetch(*news.peer, *news.fetch, offer.request.blocks, services_.holds->groups());
+    auto plan = plan_of_fetch(*news.peer, *news.fetch, blocks_of(offer.request), services_.holds->groups());
+    if (grant.sender) grant.sender->cancel();  // of a piece that has arrived
     grant.sender = news.peer->reach.make_sender(std::move(plan), news.attempt, services_, news.peer->title(),
                                                 news.fetch->chunk_address);
     senders_.push_back(grant.sender);
@@ -279,12 +300,12 @@ void OfferBook::give_up(Offer& offer, Grant& grant, const News& news, const Erro
   News refused = news;
   refused.failure = Failure{error.code(), error.what()};
   send_refuse(&offer, refused);
-  step_grant(&offer, &grant, grant.at, On::cancel, news);
+  step_grant(&offer, &grant, grant.at, On::cancel, offer.request.push ? refused : news);
 }
 
 void OfferBook::start_sums(Offer& offer, Grant& grant, const News& news) {
   try {
-    auto plan = plan_of_fetch(*news.peer, *news.fetch, offer.request.blocks, services_.holds->groups());
+    auto plan = plan_of_fetch(*news.peer, *news.fetch, blocks_of(offer.request), services_.holds->groups());
     auto cells = std::make_shared<const plan::SumCells>(std::move(plan), plan::Sides::source);
     auto work = std::make_shared<transport::Summing>(std::move(cells), grant.integrity, services_.memory,
                                                      *services_.copy_threads, services_.waker);
@@ -318,7 +339,8 @@ void OfferBook::extend_lease(Offer& offer, std::int64_t expires_ns) {
 
 void OfferBook::settle(Offer& offer, std::optional<Failure> failure) {
   const auto& handle = offer.request.handle;
-  const std::string title = "offer " + text_of(handle->id().handoff) + ": ";
+  const std::string title = std::string(role_name(handle->role())) + " " +
+                            text_of(offer.request.push ? offer.request.reservation : handle->id().handoff) + ": ";
   if (!failure && offer.validated < offer.request.readers) {
     const Retirement retirement = retired_.look_up(handle->id().handoff);
     failure = Failure{Code::invalid_argument, retirement == Retirement::none

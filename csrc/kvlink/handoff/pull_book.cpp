@@ -17,9 +17,16 @@ void PullBook::submit(PullRequest request) {
   pulls_.emplace(id, pull);
   for (const PartRequest& part : pull->request.parts) {
     ++part.peer->handoffs;
-    parts_.emplace(part.attempt,
-                   std::make_shared<Part>(
-                       Part{.pull = pull, .attempt = part.attempt, .peer = part.peer, .first = part.attempt == id}));
+    const auto made = std::make_shared<Part>();
+    made->pull = pull;
+    made->attempt = part.attempt;
+    made->peer = part.peer;
+    made->first = part.attempt == id;
+    if (pull->request.is_reservation) {
+      made->at = At::reserved;
+      reservations_.add(id.handoff, id);
+    }
+    parts_.emplace(part.attempt, made);
   }
   step_pull(pull, On::submit);
 }
@@ -57,6 +64,12 @@ void PullBook::on_peer_lost(const PeerPtr& peer) {
   for (const PartPtr& part : all) step_part(part, On::peer_lost, {.peer = peer, .failure = peer->lost});
 }
 
+void PullBook::want_turns(Part& part) {
+  if (part.has_turns) return;
+  part.has_turns = true;
+  moving_.push_back(part.attempt);
+}
+
 void PullBook::admit() {
   while (const auto attempt = window_.next()) {
     const PartPtr part = parts_.at(*attempt);  // `enter` takes out what has ended
@@ -65,7 +78,7 @@ void PullBook::admit() {
 }
 
 bool PullBook::advance(Part& part) {
-  bool busy = part.transfer->advance();
+  bool busy = part.transfer && part.transfer->advance();
   if (part.summing) busy = part.summing->advance() || busy;
   if (part.receiver && part.at == At::moving) {
     const std::uint32_t credits = part.receiver->take_credits();
@@ -122,10 +135,11 @@ bool PullBook::turn(std::int64_t now) noexcept {
   for (const AttemptId& attempt : turns) {
     const PartPtr part = find(attempt);
     if (!part) continue;
+    part->has_turns = false;
     busy = advance(*part) || busy;
     step_part(part, On::turn, {.peer = part->peer});
     if (part->at == At::moving || part->at == At::checking || part->at == At::draining) {
-      moving_.push_back(attempt);
+      want_turns(*part);
     } else {
       busy = true;
     }

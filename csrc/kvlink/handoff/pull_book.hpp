@@ -16,9 +16,11 @@
 #include "kvlink/handoff/messages.hpp"
 #include "kvlink/handoff/peer.hpp"
 #include "kvlink/handoff/receive_window.hpp"
+#include "kvlink/handoff/reservations.hpp"
 #include "kvlink/handoff/services.hpp"
 #include "kvlink/handoff/transitions.hpp"
 #include "kvlink/plan/copy_plan.hpp"
+#include "kvlink/plan/pieces.hpp"
 #include "kvlink/plan/sum_cells.hpp"
 #include "kvlink/transport/integrity.hpp"
 #include "kvlink/transport/summing.hpp"
@@ -43,6 +45,7 @@ struct PullRequest {
   std::int64_t deadline_ns{};
   std::optional<transport::Lane> lane;  // required; none: each peer's best
   transport::Integrity integrity{};     // demanded; none: as each source offers
+  bool is_reservation{false};           // its one part waits for a push, under the id of the reservation
 };
 
 class PullBook {
@@ -51,7 +54,8 @@ class PullBook {
   PullBook(Services& services, const WindowLimits& window, std::span<const Row> table = kTransitions)
       : services_(services), window_(window), table_(table) {}
 
-  /// Each part starts when its peer is connected. A lost peer fails the pull at once.
+  /// Each part starts when its peer is connected, or, of a reservation, when somebody pushes. A lost peer fails the
+  /// pull at once.
   void submit(PullRequest request);
 
   void on_peer_ready(const PeerPtr& peer);
@@ -59,6 +63,9 @@ class PullBook {
   void on_refuse(const PeerPtr& peer, const AttemptId& attempt, const Refuse& refuse);
   void on_sums(const PeerPtr& peer, const AttemptId& attempt, const Sums& sums);
   void on_valid(const PeerPtr& peer, const AttemptId& attempt);
+  void on_push(const PeerPtr& peer, const HandoffId& reservation, const Push& push);
+  void on_piece(const PeerPtr& peer, const AttemptId& attempt, const Ready& ready);
+  void on_commit(const PeerPtr& peer, const AttemptId& attempt, std::vector<std::byte> payload);
   void on_peer_lost(const PeerPtr& peer);
 
   void cancel(const AttemptId& handle, const Failure& failure);
@@ -93,6 +100,17 @@ class PullBook {
   };
   using PullPtr = std::shared_ptr<Pull>;
 
+  /// What the source of a push has said so far.
+  struct Filling {
+    Grant terms{};  // of the grant; its tables grow
+    plan::Coverage coverage;
+    std::vector<plan::Piece> pieces{};  // that are ready, and have not moved
+    std::vector<bool> layers{};         // of the one that moves
+    bool has_piece{false};              // `plan` is that of pieces; otherwise of all, once everything has moved
+    bool committed{false};
+    std::vector<std::byte> payload{};
+  };
+
   /// What one source delivers.
   struct Part {
     At at{At::connecting};
@@ -105,6 +123,8 @@ class PullBook {
     std::shared_ptr<const plan::Plan> plan{};
     std::shared_ptr<transport::Transfer> transfer{};
     std::shared_ptr<transport::StagedReceiver> receiver{};
+    std::unique_ptr<Filling> filling{};  // of a push only
+    bool has_turns{false};               // it is among `moving_`
     // With integrity only.
     transport::Integrity integrity{};
     std::shared_ptr<const plan::SumCells> cells{};
@@ -112,6 +132,10 @@ class PullBook {
     std::shared_ptr<transport::Summing> summing{};  // of what has arrived
     bool checked{false};                            // both are complete and compared
 
+    /// The plan of everything, once it is known.
+    [[nodiscard]] const plan::Plan* whole_plan() const noexcept {
+      return filling && (filling->has_piece || !filling->committed) ? nullptr : plan.get();
+    }
     [[nodiscard]] std::uint64_t total_sum_bytes() const noexcept {
       return cells ? cells->count() * sum_bytes(integrity) : 0;
     }
@@ -123,6 +147,10 @@ class PullBook {
     PeerPtr peer{};  // whom it is from
     Grant* grant{nullptr};
     const Sums* sums{nullptr};
+    const Push* push{nullptr};
+    const plan::Piece* piece{nullptr};
+    const Ready* ready{nullptr};
+    std::vector<std::byte>* payload{nullptr};
     std::optional<Failure> failure{};  // what it means, should the row say that the pull fails
   };
   /// Why a pull ends before its time.
@@ -136,7 +164,7 @@ class PullBook {
   /// `part`: null where no live part has the attempt.
   void step_part(const PartPtr& part, On event, const News& news);
   [[nodiscard]] static Set<If> guards_of(const Pull& pull);
-  [[nodiscard]] static Set<If> guards_of(const Part& part, const News& news);
+  [[nodiscard]] Set<If> guards_of(const Part& part, const News& news) const;
   void enter(const PartPtr& part, At to);
   void perform(Do action, const PullPtr& pull, const Cause* cause);
   void perform(Do action, const PartPtr& part, const News& news);
@@ -159,6 +187,18 @@ class PullBook {
   void make_plan(const PartPtr& part, Grant& grant);
   [[nodiscard]] std::shared_ptr<const plan::Plan> plan_of(const Part& part, const Grant& grant) const;
   void start_transfer(const PartPtr& part);
+  // Of pushes: push_parts.cpp.
+  void note_push_guards(const Part& part, const News& news, Set<If>& holding) const;
+  [[nodiscard]] static bool piece_fits(const Part& part, const News& news);
+  [[nodiscard]] bool push_fits(const Part& part, const News& news) const;
+  void perform_push(Do action, const PartPtr& part, const News& news);
+  void adopt_source(const PartPtr& part, const News& news);
+  void send_decline(const PartPtr& part, const News& news) const;
+  void open_pieces(const PartPtr& part, const News& news);
+  void look_on(const PartPtr& part);
+  void next_plan(Part& part) const;
+  void check_terms(const Part& part, const Grant& grant) const;
+  void want_turns(Part& part);
   void perform_check(Do action, const PartPtr& part, const News& news);
   static void send_check(Part& part);
   void sum_blocks(const PartPtr& part);
@@ -177,7 +217,8 @@ class PullBook {
   std::map<AttemptId, PartPtr> parts_;
   std::map<AttemptId, PullPtr> pulls_;                      // by the attempt of the handle
   std::set<std::pair<std::int64_t, AttemptId>> deadlines_;  // of pulls without an outcome, likewise
-  std::vector<AttemptId> moving_;                           // parts whose transfers want turns
+  Reservations reservations_;
+  std::vector<AttemptId> moving_;  // parts whose transfers want turns
   Heartbeat heartbeat_;
 };
 

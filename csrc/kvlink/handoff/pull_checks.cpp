@@ -39,6 +39,7 @@ void PullBook::sum_blocks(const PartPtr& part) {
   } catch (const std::bad_alloc&) {
     return fail(part, {Code::out_of_memory, "no memory for the sums of what arrived"});
   }
+  want_turns(*part);
   part->summing->start();
   step_part(part, On::turn, {.peer = part->peer});  // A small one is summed already.
 }
@@ -92,7 +93,7 @@ std::uint64_t PullBook::valid_prefix_of(const Pull& pull) const {
     if (!part || part->at == At::valid) continue;
     // Without VALID or sums no byte that was read may be called right, so only what the caller had before counts (P1,
     // P4). Equal sums are as good: they were made, and sent, while the grant lived.
-    if (!part->checked && !(part->plan && part->plan->total_bytes() == 0)) return had;
+    if (!part->checked && !(part->whole_plan() != nullptr && part->plan->total_bytes() == 0)) return had;
     if (!part->checked) continue;
     for (const plan::FailedRange& range : differing(*part)) valid = std::min(valid, range.first_token);
     const plan::Template& geometry = part->plan->geometry();

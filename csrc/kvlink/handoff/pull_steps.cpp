@@ -27,6 +27,7 @@ namespace {
 /// What the handle shows while a part is there; nothing: what it showed before.
 [[nodiscard]] std::optional<State> shown_state(At at) noexcept {
   if (at == At::claiming) return State::claiming;
+  if (at == At::filling) return State::filling;
   if (at == At::waiting) return State::waiting;
   if (at == At::moving) return State::moving;
   if (at == At::checking) return State::checking;
@@ -44,7 +45,7 @@ Set<If> PullBook::guards_of(const Pull& pull) {
   return holding;
 }
 
-Set<If> PullBook::guards_of(const Part& part, const News& news) {
+Set<If> PullBook::guards_of(const Part& part, const News& news) const {
   Set<If> holding;
   holding.put(If::same_peer, part.peer == news.peer);
   if (part.at == At::connecting) holding.put(If::lane_fits, lane_fits(*part.peer, part.pull->request.lane));
@@ -53,6 +54,7 @@ Set<If> PullBook::guards_of(const Part& part, const News& news) {
   holding.put(If::drained, drained);
   holding.put(If::all_arrived, drained && part.transfer && all_arrived(*part.transfer, *part.plan));
   holding.put(If::sums, part.integrity != transport::Integrity::none);
+  note_push_guards(part, news, holding);
   holding.put(If::sums_here,
               part.summing && part.summing->complete() && part.source_sums.size() == part.total_sum_bytes());
   return holding;
@@ -81,7 +83,7 @@ void PullBook::enter(const PartPtr& part, At to) {
   part->at = to;
   if (const auto state = shown_state(to)) pull->request.handle->set_state(*state);
   if (to == At::valid) --pull->parts_invalid;
-  const bool arrived = to == At::checking || (to == At::moved && !part->summing);
+  const bool arrived = to == At::checking || to == At::filling || (to == At::moved && !part->summing);
   if (arrived && part->transfer) {
     pull->moved_ns = now_ns();
     pull->post_ns += part->transfer->post_ns();
@@ -95,6 +97,10 @@ void PullBook::enter(const PartPtr& part, At to) {
   if (arrived || to == At::none) {
     window_.leave(part->attempt);
     if (part->receiver) services_.router->detach(part->attempt);
+  }
+  if (to == At::filling) {  // A piece has drained; the next one has a transfer of its own.
+    part->transfer.reset();
+    part->receiver.reset();
   }
   if (to == At::none) {
     --pull->parts_live;
@@ -207,7 +213,7 @@ void PullBook::perform(Do action, const PartPtr& part, const News& news) {
       step_pull(part->pull, On::gone);
       break;
     default:
-      perform_check(action, part, news);
+      perform_push(action, part, news);
   }
 }
 
@@ -244,7 +250,7 @@ void PullBook::send_claim(Part& part) {
                .integrity = pull.request.integrity});
 }
 
-std::shared_ptr<const plan::Plan> PullBook::plan_of(const Part& part, const Grant& grant) const {
+void PullBook::check_terms(const Part& part, const Grant& grant) const {
   const plan::Template& geometry = *part.peer->layout_template;
   const PullRequest& request = part.pull->request;
   if (grant.num_tokens != request.num_tokens) {
@@ -257,6 +263,12 @@ std::shared_ptr<const plan::Plan> PullBook::plan_of(const Part& part, const Gran
                                           ", and the source granted without it");
   }
   if (grant.integrity != transport::Integrity::none || part.lane == transport::Lane::staged) check_pieces(geometry);
+}
+
+std::shared_ptr<const plan::Plan> PullBook::plan_of(const Part& part, const Grant& grant) const {
+  check_terms(part, grant);
+  const plan::Template& geometry = *part.peer->layout_template;
+  const PullRequest& request = part.pull->request;
   std::vector<plan::GroupTables> tables;
   for (const plan::GroupGeometry& group : geometry.groups()) {
     if (group.source_index >= grant.blocks.size()) {
@@ -287,12 +299,13 @@ void PullBook::start_transfer(const PartPtr& part) {
     part->transfer = std::move(started.transfer);
     part->receiver = std::move(started.receiver);
     if (part->receiver) fetch = fetch_of_plan(*part->plan);
+    if (part->filling) fetch.layers = ranges_of(part->filling->layers);
     fetch.chunk_address = std::move(started.chunk_address);
   } catch (const Error& error) {
     return fail(part, {error.code(), error.what()});
   }
   if (part->pull->started_ns == 0) part->pull->started_ns = now_ns();
-  moving_.push_back(part->attempt);
+  want_turns(*part);
   if (part->receiver) services_.router->attach(part->attempt, part->receiver);
   part->transfer->start();
   if (part->receiver && part->peer->channel) {
@@ -381,7 +394,7 @@ void PullBook::note_all_missing(const Pull& pull, Result& result) const {
     if (part->checked) {
       note_missing(*geometry, differing(*part), result);
     } else {
-      note_all_of(part->plan ? *part->plan : wanted_of(pull.request, geometry), result);
+      note_all_of(part->whole_plan() != nullptr ? *part->plan : wanted_of(pull.request, geometry), result);
     }
   }
 }
@@ -389,7 +402,8 @@ void PullBook::note_all_missing(const Pull& pull, Result& result) const {
 void PullBook::note_failure(Pull& pull, const Cause& cause) {
   services_.counters.failed.fetch_add(1);
   Result& result = pull.result;
-  result.failure = Failure{cause.failure.code, "pull " + text_of(pull.request.handle->id().handoff) + " from " +
+  result.failure = Failure{cause.failure.code, std::string(role_name(pull.request.handle->role())) + " " +
+                                                   text_of(pull.request.handle->id().handoff) + " from " +
                                                    cause.culprit->title() + ": " + cause.failure.message};
   result.bytes = 0;
   result.payload.clear();
@@ -397,7 +411,8 @@ void PullBook::note_failure(Pull& pull, const Cause& cause) {
   for (const PartRequest& request : pull.request.parts) {
     const PartPtr part = find(request.attempt);
     if (!part) continue;
-    if (part->at != At::connecting && result.lane.empty()) result.lane = transport::lane_name(part->lane);
+    if (part->at != At::connecting && part->at != At::reserved && result.lane.empty())
+      result.lane = transport::lane_name(part->lane);
   }
   note_all_missing(pull, result);
 }
@@ -416,6 +431,7 @@ void PullBook::settle(Pull& pull) {
                           {"total", seconds(pull.request.submitted_ns, now)}};
   services_.counters.live.fetch_sub(1);
   deadlines_.erase({pull.request.deadline_ns, handle->id()});
+  reservations_.end(handle->id().handoff, pull.result.failure);
   handle->settle(std::move(pull.result));
 }
 

@@ -27,6 +27,8 @@ namespace kvlink::handoff {
 struct Counters {
   std::atomic<std::uint64_t> offers{0};
   std::atomic<std::uint64_t> pulls{0};
+  std::atomic<std::uint64_t> reservations{0};
+  std::atomic<std::uint64_t> pushes{0};
   std::atomic<std::uint64_t> succeeded{0};
   std::atomic<std::uint64_t> failed{0};
   std::atomic<std::uint64_t> refused_claims{0};

@@ -5,9 +5,38 @@
 
 namespace kvlink::handoff {
 
+std::vector<bool> mask_of(std::span<const LayerRange> ranges, std::size_t layers) {
+  std::vector<bool> mask(layers);
+  for (const LayerRange& range : ranges) {
+    for (std::size_t i = range.first; i < range.end; ++i) mask[i] = true;
+  }
+  return mask;
+}
+
+std::vector<LayerRange> ranges_of(const std::vector<bool>& mask) {
+  std::vector<LayerRange> ranges;
+  for (std::uint32_t i = 0; i < mask.size(); ++i) {
+    if (!mask[i]) continue;
+    if (!ranges.empty() && ranges.back().end == i) {
+      ranges.back().end = i + 1;
+    } else {
+      ranges.push_back({.first = i, .end = i + 1});
+    }
+  }
+  return ranges;
+}
+
 std::shared_ptr<const plan::Plan> plan_of_fetch(const Peer& peer, const Fetch& fetch, const BlockTables& offered,
                                                 const std::vector<Group>& groups) {
-  const auto geometry = peer.layout_template->groups();
+  std::shared_ptr<const plan::Template> layers = peer.layout_template;
+  if (!fetch.layers.empty()) {
+    if (fetch.layers.back().end > layers->layers().size()) {
+      throw Error(Code::protocol_error, "FETCH names layers that the template has not");
+    }
+    layers = std::make_shared<const plan::Template>(
+        peer.layout_template->restricted_to(mask_of(fetch.layers, layers->layers().size())));
+  }
+  const auto geometry = layers->groups();
   if (fetch.pieces.size() != geometry.size()) {
     throw Error(Code::protocol_error, "FETCH lists " + std::to_string(fetch.pieces.size()) +
                                           " groups, the template has " + std::to_string(geometry.size()));
@@ -37,7 +66,7 @@ std::shared_ptr<const plan::Plan> plan_of_fetch(const Peer& peer, const Fetch& f
       sequence_token += piece.tokens;
     }
   }
-  return std::make_shared<plan::Plan>(peer.layout_template, std::move(pairs));
+  return std::make_shared<plan::Plan>(std::move(layers), std::move(pairs));
 }
 
 void check_pieces(const plan::Template& geometry) {

@@ -38,8 +38,10 @@ enum class At : std::uint8_t {
   draining,  // the outcome is out; of a part: told to stop, and may still write
   released,
   // part
+  reserved,  // of a reservation that nobody has pushed to yet
   connecting,
   claiming,
+  filling,  // pushed to: nothing moves, until the source says that more is ready
   planning,
   waiting,
   moving,
@@ -56,6 +58,7 @@ enum class On : std::uint8_t {
   cancel,  // of a grant: the reader sends CANCEL
   close,
   expire,
+  told,  // of a grant: the owner of a push says that more is ready
   deadline,
   lapse,
   // A reader sends.
@@ -64,7 +67,11 @@ enum class On : std::uint8_t {
   fetch,
   confirm,  // of a part: every part of its pull has moved
   renew,
+  decline,  // a push
   // A source sends.
+  push,
+  piece,  // READY: some layers, for some tokens
+  commit,
   grant,
   refuse,
   sums,
@@ -76,6 +83,7 @@ enum class On : std::uint8_t {
   planned,
   admit,
   turn,
+  look,  // for what is ready and has not moved
   threads_gone,
   summed,  // some of the sums of a grant can be sent
   // One machine tells another of its side.
@@ -96,13 +104,22 @@ enum class If : std::uint8_t {
   unseen,           // no offer has or had the id
   may_park,         // the id is a mint's, unseen, and there is room: its offer may be on its way
   tokens_fit,       // no more tokens are claimed than are offered
+  invited,          // the offer is for anybody, or a push to this peer
   reader_left,      // fewer readers have a grant or VALID than the offer is for
   same_peer,        // by the connection, which belongs to one life of either side
   same_attempt,     // by the number of the try
+  pushed,           // the source has begun it
+  committed,        // a push whose owner has committed it, or no push
+  unsummed,         // no sums were asked for under the grant
   last_reader,      // all readers have VALID
   no_grants,        // no grant of the offer lives
   lease_lives,      // by the source's clock
   within_cap,       // what is asked for ends before the offer's cap
+  push_fits,        // the tokens are those that were reserved, and the connection is for all of the cache
+  piece_fits,       // it is of the request, no part of it was ready before, and there was no COMMIT
+  covered,          // all of the request is ready, and there was no COMMIT
+  has_pieces,       // something is ready and has not moved
+  complete,         // after COMMIT, once all has moved
   lane_fits,        // the lane that is required leads to the source
   has_bytes,        // the source delivers something
   drained,          // no thread, operation or chunk of the part touches blocks
@@ -128,6 +145,7 @@ enum class Do : std::uint8_t {
   // grant
   claim_again,
   send_grant,
+  send_ready,
   send_valid,
   send_refuse,
   count_refused,
@@ -150,6 +168,12 @@ enum class Do : std::uint8_t {
   note_corruption,
   free_exclusive,
   // part
+  adopt_source,
+  send_decline,
+  open_pieces,
+  take_piece,
+  take_commit,
+  look_on,
   send_claim,
   send_check,
   send_confirm,
@@ -227,12 +251,13 @@ struct Row {
 }
 
 /// States of a part.
-inline constexpr Set<At> kUnfinished{At::connecting, At::claiming, At::planning, At::waiting,
-                                     At::moving,     At::checking, At::moved,    At::confirming};
-inline constexpr Set<At> kLive{At::connecting, At::claiming, At::planning,   At::waiting, At::moving,
-                               At::checking,   At::moved,    At::confirming, At::valid};
-inline constexpr Set<At> kAnywhere{At::none,     At::connecting, At::claiming,   At::planning, At::waiting, At::moving,
-                                   At::checking, At::moved,      At::confirming, At::valid,    At::draining};
+inline constexpr Set<At> kUnfinished{At::connecting, At::claiming, At::filling, At::planning,  At::waiting,
+                                     At::moving,     At::checking, At::moved,   At::confirming};
+inline constexpr Set<At> kLive{At::connecting, At::claiming, At::filling, At::planning,   At::waiting,
+                               At::moving,     At::checking, At::moved,   At::confirming, At::valid};
+inline constexpr Set<At> kAnywhere{At::none,       At::reserved, At::connecting, At::claiming, At::filling,
+                                   At::planning,   At::waiting,  At::moving,     At::checking, At::moved,
+                                   At::confirming, At::valid,    At::draining};
 /// States of a grant.
 inline constexpr Set<At> kReading{At::granted, At::summing, At::sending};
 inline constexpr Set<At> kReadingOrNot{At::none, At::granted, At::summing, At::sending};
@@ -245,6 +270,11 @@ inline constexpr Row kTransitions[] = {
     {Machine::offer, {At::offered, At::granted}, On::opened, {}, At::granted, {}},
     {Machine::offer, At::granted, On::read,
      {If::last_reader}, At::ended, {Do::succeed, Do::free_shared, Do::settle, Do::release}},
+    // A push has one reader, and ends with that one's attempt.
+    {Machine::offer, At::granted, On::dropped,
+     {If::pushed}, At::ended, {Do::fail, Do::free_shared, Do::settle, Do::release}},
+    {Machine::offer, At::offered, {On::decline, On::peer_lost},
+     {If::same_peer}, At::ended, {Do::fail, Do::free_shared, Do::settle, Do::release}},
     // One whose readers are all gone, by CANCEL or with their connections, can be claimed again until its lease ends.
     {Machine::offer, At::granted, On::dropped, {If::no_grants}, At::offered, {}},
     // Counted from receipt. Never past the cap, so that a reader cannot keep blocks for good.
@@ -256,7 +286,9 @@ inline constexpr Row kTransitions[] = {
      {}, At::ended, {Do::end_grants, Do::fail, Do::free_shared, Do::settle, Do::release}},
 
     {Machine::grant, At::none, On::claim,
-     {If::known, If::tokens_fit, If::reader_left}, At::granted, {Do::tell_opened, Do::send_grant}},
+     {If::known, If::invited, If::tokens_fit, If::reader_left}, At::granted,
+     {Do::tell_opened, Do::send_grant, Do::send_ready}},
+    {Machine::grant, kReading, On::told, {}, At::same, {Do::send_ready}},
     {Machine::grant, At::none, On::claim, {If::may_park}, At::parked, {}},
     {Machine::grant, kReadingOrNot, On::claim,
      {}, At::same, {Do::count_refused, Do::send_refuse}},
@@ -264,21 +296,25 @@ inline constexpr Row kTransitions[] = {
     {Machine::grant, At::parked, On::lapse, {}, At::none, {Do::count_refused, Do::send_refuse}},
     {Machine::grant, At::parked, On::cancel, {If::same_peer, If::same_attempt}, At::none, {}},
     {Machine::grant, At::parked, On::peer_lost, {If::same_peer}, At::none, {}},
-    // While the bytes move: the source reads its blocks once more, on its copy threads.
-    {Machine::grant, At::granted, On::check,
-     {If::same_peer, If::same_attempt, If::sums}, At::summing, {Do::start_sums}},
+    // While the bytes of a pull move, or after those of a push: the source reads its blocks once more, on its copy
+    // threads.
+    {Machine::grant, {At::granted, At::sending}, On::check,
+     {If::same_peer, If::same_attempt, If::sums, If::unsummed}, At::summing, {Do::start_sums}},
     {Machine::grant, kReadingOrNot, On::check, {}, At::same, {Do::count_stale}},
     // Sums are sent only while the grant lives, so what they are of is what was offered. Gone, nobody asks for them.
     {Machine::grant, {At::summing, At::sending}, On::summed,
      {If::same_peer, If::same_attempt}, At::same, {Do::send_sums}},
     {Machine::grant, {At::granted, At::summing}, On::fetch,
      {If::same_peer, If::same_attempt}, At::sending, {Do::start_sender}},
+    {Machine::grant, At::sending, On::fetch,
+     {If::same_peer, If::same_attempt, If::pushed}, At::same, {Do::start_sender}},
     {Machine::grant, kReadingOrNot, On::fetch, {}, At::same, {Do::count_stale}},
     {Machine::grant, kReading, On::renew,
      {If::same_peer, If::same_attempt}, At::same, {Do::tell_renew}},
     {Machine::grant, kReadingOrNot, On::renew, {}, At::same, {Do::count_stale}},
+    // Before COMMIT the owner of a push may still be writing what is read.
     {Machine::grant, kReading, On::confirm,
-     {If::same_peer, If::same_attempt}, At::none, {Do::count_reader, Do::send_valid, Do::stop_sender, Do::tell_read}},
+     {If::same_peer, If::same_attempt, If::committed}, At::none, {Do::count_reader, Do::send_valid, Do::stop_sender, Do::tell_read}},
     // The grant lapsed while its bytes were on their way: what was read may be anything (P1).
     {Machine::grant, kReadingOrNot, On::confirm,
      {}, At::same, {Do::count_stale, Do::send_refuse}},
@@ -304,11 +340,28 @@ inline constexpr Row kTransitions[] = {
     {Machine::pull, At::stopping, On::stopped, {}, At::draining, {Do::quarantine, Do::settle}},
     {Machine::pull, At::draining, On::gone, {If::all_parts_gone}, At::released, {Do::free_exclusive, Do::release}},
 
+    {Machine::part, At::reserved, On::push,
+     {If::push_fits, If::lane_fits}, At::claiming, {Do::adopt_source, Do::send_claim}},
+    // One push to a reservation: another one, or one that does not fit, is told so and changes nothing.
+    {Machine::part, kAnywhere, On::push, {}, At::same, {Do::send_decline}},
     {Machine::part, At::connecting, On::ready, {If::lane_fits}, At::claiming, {Do::send_claim}},
     {Machine::part, At::connecting, On::ready, {}, At::same, {Do::tell_fail}},
+    {Machine::part, At::claiming, On::grant,
+     {If::same_peer, If::pushed}, At::filling, {Do::start_renewing, Do::open_pieces}},
     {Machine::part, At::claiming, On::grant, {If::same_peer}, At::planning, {Do::start_renewing, Do::make_plan}},
     {Machine::part, At::planning, On::planned, {If::has_bytes}, At::waiting, {Do::queue}},
     {Machine::part, At::planning, On::planned, {}, At::moved, {Do::tell_moved}},
+    // Piece by piece. Those that become ready while one moves go together, as far as they can.
+    {Machine::part, {At::filling, At::waiting, At::moving}, On::piece,
+     {If::same_peer, If::piece_fits}, At::same, {Do::take_piece, Do::look_on}},
+    {Machine::part, {At::filling, At::waiting, At::moving}, On::commit,
+     {If::same_peer, If::covered}, At::same, {Do::take_commit, Do::look_on}},
+    {Machine::part, At::filling, On::look, {If::has_pieces}, At::waiting, {Do::queue}},
+    {Machine::part, At::filling, On::look,
+     {If::complete, If::sums}, At::checking, {Do::send_check, Do::sum_blocks}},
+    {Machine::part, At::filling, On::look, {If::complete}, At::moved, {Do::tell_moved}},
+    {Machine::part, At::waiting, On::admit, {If::pushed}, At::moving, {Do::start_transfer}},
+    {Machine::part, At::moving, On::turn, {If::all_arrived, If::pushed}, At::filling, {Do::look_on}},
     {Machine::part, At::waiting, On::admit, {If::sums}, At::moving, {Do::send_check, Do::start_transfer}},
     {Machine::part, At::waiting, On::admit, {}, At::moving, {Do::start_transfer}},
     {Machine::part, At::moving, On::turn, {If::all_arrived, If::sums}, At::checking, {Do::sum_blocks}},
@@ -324,11 +377,13 @@ inline constexpr Row kTransitions[] = {
     {Machine::part, kLive, On::valid, {If::same_peer}, At::same, {Do::tell_fail}},
     {Machine::part, kLive, On::sums, {If::same_peer}, At::same, {Do::tell_fail}},
     {Machine::part, kLive, On::refuse, {If::same_peer}, At::same, {Do::tell_fail}},
-    {Machine::part, kAnywhere, {On::grant, On::sums, On::refuse, On::valid}, {}, At::same, {Do::count_stale}},
+    // So it cannot if it says twice that something is ready, or commits what is not.
+    {Machine::part, kLive, {On::piece, On::commit}, {If::same_peer}, At::same, {Do::tell_fail}},
+    {Machine::part, kAnywhere, {On::grant, On::piece, On::commit, On::sums, On::refuse, On::valid}, {}, At::same, {Do::count_stale}},
     // A part that is VALID does not need its source any more.
     {Machine::part, kUnfinished, On::peer_lost, {If::same_peer}, At::same, {Do::tell_fail}},
-    {Machine::part, {At::connecting, At::valid}, On::stop, {}, At::none, {}},
-    {Machine::part, {At::claiming, At::planning, At::waiting, At::moved, At::confirming}, On::stop,
+    {Machine::part, {At::reserved, At::connecting, At::valid}, On::stop, {}, At::none, {}},
+    {Machine::part, {At::claiming, At::filling, At::planning, At::waiting, At::moved, At::confirming}, On::stop,
      {}, At::none, {Do::stop_renewing, Do::send_cancel}},
     {Machine::part, {At::moving, At::checking}, On::stop,
      {}, At::draining, {Do::stop_renewing, Do::send_cancel, Do::cancel_transfer}},

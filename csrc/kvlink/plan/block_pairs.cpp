@@ -186,6 +186,25 @@ std::vector<std::vector<BlockPair>> pair_groups(const Template& geometry, std::s
   return pairs;
 }
 
+std::vector<std::vector<BlockPair>> pair_span(const Template& geometry, std::span<const GroupTables> tables,
+                                              const TokenSpan& span) {
+  const auto groups = geometry.groups();
+  std::vector<std::vector<BlockPair>> pairs(groups.size());
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    const auto& group = groups[i];
+    if (geometry.token_bytes(i) == 0) continue;
+    if (group.slots) {
+      if (span.end_token == span.num_tokens) pairs[i] = pair_slots(tables[i].source, tables[i].target);
+      continue;
+    }
+    const auto first = std::max(span.first_token, group.first_wanted_token(span.wanted_from, span.num_tokens));
+    if (first >= span.end_token) continue;
+    pairs[i] = pair_blocks(tables[i].source, group.source_block_tokens, tables[i].target, group.target_block_tokens,
+                           first, span.end_token);
+  }
+  return pairs;
+}
+
 std::vector<std::vector<BlockPair>> wanted_of_groups(const Template& geometry,
                                                      std::span<const std::span<const std::int32_t>> target_tables,
                                                      std::uint64_t first_token, std::uint64_t end_token) {

@@ -41,6 +41,18 @@ struct GroupTables {
                                                               std::span<const GroupTables> tables,
                                                               std::uint64_t first_token, std::uint64_t end_token);
 
+/// The tokens [first_token, end_token) of a request that wants [wanted_from, num_tokens).
+struct TokenSpan {
+  std::uint64_t wanted_from{};
+  std::uint64_t num_tokens{};
+  std::uint64_t first_token{};
+  std::uint64_t end_token{};
+};
+
+/// That part of what `pair_groups` pairs for the whole request. Slots are paired with the last token. Throws like it.
+[[nodiscard]] std::vector<std::vector<BlockPair>> pair_span(const Template& geometry,
+                                                            std::span<const GroupTables> tables, const TokenSpan& span);
+
 /// What `pair_groups` would pair if the source had every token, without blocks of the source (-1): what a target wants
 /// of a source that has not said where it has it. Throws like it.
 [[nodiscard]] std::vector<std::vector<BlockPair>> wanted_of_groups(

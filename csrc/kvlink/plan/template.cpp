@@ -150,4 +150,19 @@ Template::Template(std::vector<Op> ops, std::vector<GroupGeometry> groups, std::
   }
 }
 
+Template Template::restricted_to(const std::vector<bool>& layers) const {
+  Template part = *this;
+  part.ops_.clear();
+  part.loop_orders_.clear();
+  std::ranges::fill(part.token_bytes_, 0);
+  for (std::size_t i = 0; i < ops_.size(); ++i) {
+    const Op& op = ops_[i];
+    if (!layers[op.layer]) continue;
+    part.ops_.push_back(op);
+    part.loop_orders_.push_back(loop_orders_[i]);
+    part.token_bytes_[op.group] += std::uint64_t{op.heads} * op.dims * op.element_bytes;
+  }
+  return part;
+}
+
 }  // namespace kvlink::plan

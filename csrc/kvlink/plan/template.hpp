@@ -67,6 +67,9 @@ class Template {
   /// Axes of an op, innermost first: the order of its bytes in the stream.
   [[nodiscard]] const std::array<CellAxis, 3>& loop_order(std::size_t op) const noexcept { return loop_orders_[op]; }
 
+  /// The same without the ops of other layers than those that are true. Groups and layers keep their positions.
+  [[nodiscard]] Template restricted_to(const std::vector<bool>& layers) const;
+
   /// Bytes that all ops of a group move for one token, or for one slot. 0: nothing of this group comes from here.
   [[nodiscard]] std::uint64_t token_bytes(std::size_t group) const noexcept { return token_bytes_[group]; }
 

@@ -1,0 +1,162 @@
+"""What a node does to reserve and to push: the part of ``Node`` for handoffs that the source begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from kvlink.config import Limits
+from kvlink.errors import InvalidArgument, NotOffered
+from kvlink.handoff.arguments import check_count, check_integrity, check_milliseconds, check_text
+from kvlink.handoff.block_tables import Blocks, block_tables
+from kvlink.handoff.mint import MOST_TOKENS
+from kvlink.handoff.push import Push, Slot
+from kvlink.handoff.reservation import Reservation, make_reservation, parse_reservation
+from kvlink.handoff.ticket import TicketSource
+
+if TYPE_CHECKING:
+    from kvlink.handoff.life import Life
+    from kvlink.handoff.node import Node
+    from kvlink.handoff.running import Running
+
+__all__ = ["PushingNode"]
+
+
+class PushingNode:
+    """Reserves blocks for other nodes to push into, and pushes into theirs."""
+
+    _integrity: str
+    _limits: Limits
+
+    def reserve(
+        self,
+        blocks: Blocks,
+        *,
+        num_tokens: int,
+        ttl_s: float = 30.0,
+        skip_tokens: int = 0,
+        require: str | None = None,
+        label: str = "",
+    ) -> Slot:
+        """Hold `blocks` for one other node to push `num_tokens` tokens into. Does not block.
+
+        They are held from now on, and written only once somebody pushes. `blocks` and `skip_tokens` are as in
+        ``pull``, and so is `require`. The outcome comes within `ttl_s` seconds: bytes that have not come by then
+        are not waited for. Any number of nodes may try to push; the first is taken.
+
+        Raises
+        ------
+        InvalidArgument
+            If a table is malformed or too short, a block is out of range or appears twice, or another
+            argument is out of bounds.
+        BlocksBusy
+            If another handoff holds one of the blocks.
+        LaneUnavailable
+            If this node may not use the lane that is required.
+        Busy
+            If there are as many live handoffs as the limits allow.
+        NotReady
+            If the node is being drained, or is suspended, or has too many blocks in quarantine.
+        Closed
+            If the node is closed, or this is a forked child.
+        """
+        running = self._usable("reserve")
+        life = running.life
+        num_tokens = check_count(num_tokens, low=0, high=MOST_TOKENS, called="reserve: num_tokens")
+        skip_tokens = check_count(skip_tokens, low=0, high=num_tokens, called="reserve: skip_tokens")
+        ttl_ms = check_milliseconds(ttl_s, called="reserve: ttl_s")
+        handoff = life.engine.reserve(
+            blocks=block_tables(blocks, life.groups, num_tokens=num_tokens, operation="reserve"),
+            num_tokens=num_tokens,
+            skip_tokens=skip_tokens,
+            ttl_ms=ttl_ms,
+            lane=self._lane(require, "reserve"),
+            integrity=self._integrity,
+            label=check_text(label, called="reserve: label", may_be_empty=True),
+        )
+        ticket = make_reservation(
+            epoch=life.epoch,
+            sequence=handoff.sequence,
+            target=TicketSource(name=running.name, address=running.address, epoch=life.epoch.hex()),
+            num_tokens=num_tokens,
+            skip_tokens=skip_tokens,
+            groups=[group.name for group in life.groups],
+            ttl_ms=ttl_ms,
+        )
+        title = f"reservation {ticket['reservation']} of {running.name}"
+        return Slot(handoff, cast("Node", self), title=title, lasts_s=ttl_ms / 1000, ticket=ticket)
+
+    def push(
+        self,
+        ticket: Mapping[str, Any],
+        blocks: Blocks,
+        *,
+        num_tokens: int | None = None,
+        deadline_s: float = 30.0,
+        integrity: str | None = None,
+        label: str = "",
+    ) -> Push:
+        """Bring blocks of this node into what `ticket` reserves. Does not block.
+
+        `blocks` are those that there are by now, from the first token on; more follow by ``add``. Nothing moves
+        before ``ready`` or ``commit`` say so. Requests of fewer than ``limits.push_at_once_tokens`` tokens move
+        all at once, at ``commit``. The bytes must stay as they are from when they are said to be ready until the
+        push is released, which is when the other node has confirmed them, or after `deadline_s` seconds.
+
+        `num_tokens` is the ticket's. `integrity` is as in ``offer``.
+
+        Raises
+        ------
+        TicketInvalid
+            If the ticket is not that of a reservation, or was altered.
+        InvalidArgument
+            As in ``offer``, or if `num_tokens` is not what is reserved.
+        NotOffered
+            If this cache lacks a group of what is reserved.
+        BlocksBusy
+            If a pull is writing one of the blocks.
+        Busy
+            If there are as many live handoffs or unconnected peers as the limits allow.
+        NotReady
+            If the node is being drained, or is suspended.
+        Closed
+            If the node is closed, or this is a forked child.
+        """
+        life = self._usable("push").life
+        parsed = parse_reservation(ticket)
+        operation = f"push {parsed.title}"
+        _check_fits(parsed, life, num_tokens, operation)
+        deadline_ms = check_milliseconds(deadline_s, called=f"{operation}: deadline_s")
+        handoff = life.engine.push(
+            parsed.native_id,
+            blocks=block_tables(blocks, life.groups, num_tokens=parsed.num_tokens, operation=operation, partial=True),
+            num_tokens=parsed.num_tokens,
+            deadline_ms=deadline_ms,
+            at_once=parsed.num_tokens < self._limits.push_at_once_tokens,
+            integrity=check_integrity(integrity, called=f"{operation}: integrity") or self._integrity,
+            label=check_text(label, called=f"{operation}: label", may_be_empty=True),
+        )
+        life.caller.start(handoff, parsed.target, deadline_s=deadline_ms / 1000)
+        return Push(
+            handoff,
+            cast("Node", self),
+            title=operation,
+            lasts_s=deadline_ms / 1000,
+            reservation=parsed,
+            groups=life.groups,
+            most_payload_bytes=self._limits.payload_bytes,
+        )
+
+    def _usable(self, operation: str) -> Running:
+        raise NotImplementedError
+
+    def _lane(self, require: str | None, operation: str) -> str:
+        raise NotImplementedError
+
+
+def _check_fits(reservation: Reservation, life: Life, num_tokens: int | None, operation: str) -> None:
+    if num_tokens is not None and num_tokens != reservation.num_tokens:
+        raise InvalidArgument(f"{operation}: num_tokens is {num_tokens!r}, and {reservation.num_tokens} are reserved")
+    missing = set(reservation.groups) - {group.name for group in life.groups}
+    if missing:
+        raise NotOffered(f"{operation}: groups {sorted(missing)} are reserved, and this cache has none of them")
