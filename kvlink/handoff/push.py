@@ -16,6 +16,7 @@ from kvlink.handoff.handles import Handle
 if TYPE_CHECKING:
     from kvlink.handoff.native import NativeHandoff, NativePush
     from kvlink.handoff.node import Node
+    from kvlink.handoff.rendezvous import Announcement
     from kvlink.handoff.reservation import Reservation
 
 __all__ = ["Fence", "Push", "Slot"]
@@ -37,6 +38,10 @@ class Slot(Handle):
     def ticket(self) -> dict[str, Any]:
         """What the other node needs to push: JSON-safe, for any router to carry. A fresh copy."""
         return {**self._ticket, "target": dict(self._ticket["target"]), "groups": list(self._ticket["groups"])}
+
+    def announce(self, address: str, *, key: str, deadline_s: float = 5.0) -> Announcement:
+        """Bring the ticket to the node at `address`, for its ``expect(key)``; see ``Node.announce``."""
+        return self._node.announce(self._ticket, address, key=key, deadline_s=deadline_s)
 
     @property
     def payload(self) -> bytes:

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kvlink.config import Limits
 from kvlink.errors import InvalidArgument, NotOffered
-from kvlink.handoff.arguments import check_count, check_integrity, check_milliseconds, check_text
+from kvlink.handoff.address import split_address
+from kvlink.handoff.arguments import check_count, check_integrity, check_milliseconds, check_seconds, check_text
 from kvlink.handoff.block_tables import Blocks, block_tables
 from kvlink.handoff.mint import MOST_TOKENS
 from kvlink.handoff.push import Push, Slot
+from kvlink.handoff.rendezvous import Announcement, Expectation, tell
 from kvlink.handoff.reservation import Reservation, make_reservation, parse_reservation
 from kvlink.handoff.ticket import TicketSource
 
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from kvlink.handoff.running import Running
 
 __all__ = ["PushingNode"]
+
+# The peer answers by the deadline; its answer takes a moment.
+_GRACE_S = 1.0
 
 
 class PushingNode:
@@ -146,6 +151,65 @@ class PushingNode:
             groups=life.groups,
             most_payload_bytes=self._limits.payload_bytes,
         )
+
+    def announce(self, ticket: Mapping[str, Any], address: str, *, key: str, deadline_s: float = 5.0) -> Announcement:
+        """Bring the ticket of a reservation to the node at `address`, which keeps it under `key`. Does not block.
+
+        That node has it from ``expect``, before or after this; it waits there for as long as the reservation
+        lasts. Success means that it has come; it says nothing of whether anybody takes it.
+
+        The announcement fails with ``AlreadyClaimed`` if another ticket waits under the key, with ``Busy`` if too
+        many do, and as connecting does.
+
+        Raises
+        ------
+        TicketInvalid
+            If the ticket is not that of a reservation, or was altered.
+        InvalidArgument
+            If the address is none, or another argument is out of bounds.
+        NotReady, Closed
+            If the node is suspended or closed, or this is a forked child.
+        """
+        running = self._usable("announce")
+        parse_reservation(ticket)
+        key = check_text(key, called="announce: key", may_be_empty=False)
+        deadline_s = check_seconds(deadline_s, called="announce: deadline_s")
+        try:
+            split_address(address)
+        except (ValueError, AttributeError) as error:
+            raise InvalidArgument(f"announce: {error}") from None
+        title = f"announce {ticket['reservation']} at {address} under {key!r}"
+        announcement = Announcement(cast("Node", self), title=title, lasts_s=deadline_s + _GRACE_S, ring=running.ring)
+        tell(announcement, running.life.asker, address, key=key, ticket=ticket, deadline_s=deadline_s)
+        return announcement
+
+    def expect(self, key: str, *, deadline_s: float) -> Expectation:
+        """Wait for what another node announces under `key`, or take what it has announced already. Does not block.
+
+        The expectation is waited for, awaited or polled, and has the ticket then. It fails with
+        ``DeadlineExceeded`` after `deadline_s` seconds.
+
+        Raises
+        ------
+        InvalidArgument
+            If the key is expected already, or an argument is out of bounds.
+        Busy
+            If too many keys are expected.
+        Closed
+            If the node is closed, or this is a forked child.
+        """
+        running = self._usable("expect")
+        key = check_text(key, called="expect: key", may_be_empty=False)
+        deadline_s = check_seconds(deadline_s, called="expect: deadline_s")
+        expectation = Expectation(
+            cast("Node", self),
+            title=f"expect {key!r} at {running.name}",
+            lasts_s=deadline_s,
+            ring=running.ring,
+            book=running.rendezvous,
+        )
+        running.rendezvous.expect(key, expectation)
+        return expectation
 
     def _usable(self, operation: str) -> Running:
         raise NotImplementedError

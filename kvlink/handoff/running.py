@@ -23,6 +23,7 @@ from kvlink.handoff.handshake import Keyring, Secrets
 from kvlink.handoff.life import Life, new_epoch, whole_pool
 from kvlink.handoff.native import NativeEngine
 from kvlink.handoff.pool_socket import PoolSocket
+from kvlink.handoff.rendezvous import ANNOUNCE, Rendezvous
 from kvlink.memory import pool_of
 from kvlink.transport import open_ucx
 
@@ -61,6 +62,8 @@ class Running:
         The secrets that are valid now.
     answerer
         Knows who answers what peers ask.
+    rendezvous
+        The tickets that peers have announced, and those that are expected.
     """
 
     def __init__(self, cache: KVCache, settings: NodeSettings) -> None:
@@ -95,6 +98,8 @@ class Running:
         self.awaiters = Awaiters(self.life.engine.wake_fd())
         undo.callback(self.awaiters.close)
         self.answerer = Answerer(name=settings.name, limits=settings.limits)
+        self.rendezvous = Rendezvous(name=settings.name)
+        self.answerer.register(ANNOUNCE, self.rendezvous.answer)
         self.answerer.register(CALL_BACK, lambda question: answer_call(question, self.life.dialer))
         self.acceptor = Acceptor(
             self.life,
@@ -167,6 +172,13 @@ class Running:
         quarantined = self.life.engine.holds()["quarantined"]
         return "quarantined" if quarantined > self._settings.limits.quarantined_blocks else "ready"
 
+    def ring(self) -> None:
+        """Tell engines and awaiting coroutines of an event that is not the native core's."""
+        with self._closing:
+            if not self.closed:
+                os.eventfd_write(self.life.engine.fileno(), 1)
+                os.eventfd_write(self.life.engine.wake_fd(), 1)
+
     def ask(self, address: str, kind: str, body: bytes, *, deadline_s: float, epoch: bytes = b"") -> bytes:
         """Return what the node at `address` answers, see ``Asker.ask``. Waits: not for a user's thread."""
         return self.life.asker.ask(address, kind, body, deadline_s=deadline_s, epoch=epoch)
@@ -235,6 +247,7 @@ class Running:
         with self._closing:
             self.acceptor.close(deadline_s=deadline_s)
             why = Closed(f"the node {self._settings.name} is closed")
+            self.rendezvous.close(why)
             self.life.end(why, deadline_s=max(0.0, until - time.monotonic()))
             self.awaiters.close()
             _live.discard(self)
