@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["answer", "ask"]
 
 
-def ask(node: Node, address: str, kind: str, body: bytes, *, deadline_s: float, epoch: str = "") -> bytes:
+def ask(node: Node, address: str, kind: str, *, body: bytes, deadline_s: float, epoch: str = "") -> bytes:
     """Return what the node at `address` answers `node`, see ``Asker.ask``. `epoch`: the life it must be in."""
     return node._running.ask(address, kind, body, deadline_s=deadline_s, epoch=bytes.fromhex(epoch))
 

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 from typing import Any
 
-from kvlink.handoff import Offer
+from kvlink.handoff import Handle, Offer
 from kvlink.scheduler.book import DecodeWorker
 
 __all__ = ["deliver", "see_released"]
@@ -37,9 +37,9 @@ async def _outcome(offer: Offer) -> None:
     await offer
 
 
-async def see_released(offer: Offer) -> None:
+async def see_released(handle: Handle) -> None:
     """Wait for it whatever happens, cancellation included: the caller will reuse the blocks."""
-    released = asyncio.ensure_future(offer.until_released())
+    released = asyncio.ensure_future(handle.until_released())
     cancelled = None
     while not released.done():
         try:

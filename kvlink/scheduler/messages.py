@@ -8,40 +8,42 @@ import msgspec
 
 from kvlink.errors import ProtocolError
 
-__all__ = ["RESERVE", "Reserve", "Reserved", "pack", "unpack"]
+__all__ = ["RESERVE", "WITHDRAW", "Reserve", "Reserved", "Withdraw", "pack", "unpack"]
 
 RESERVE = "reserve"
-"""The kind of the question."""
+WITHDRAW = "withdraw"
+"""The kinds of the questions."""
 
 _Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 _Label = Annotated[str, msgspec.Meta(max_length=256)]
+_Tokens = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 50)]
 
 _M = TypeVar("_M", bound=msgspec.Struct)
 
 
 class Reserve(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that the worker may take, by reading what its ticket offers.
+    """A request that the worker may take, by setting blocks aside to be pushed into.
 
     Attributes
     ----------
     request
         The scheduler's own id of this try. Asked again with the same one, the worker gives the same
         answer and does nothing twice.
+    num_tokens
+        Tokens that will be pushed.
     room_tokens
-        Tokens that need room there: those that were prefilled, and those that will be generated.
-    ticket
-        What to read.
-    deadline_ms
-        By when it must have been read.
+        Tokens that need room there: those, and the ones that will be generated.
+    ttl_ms
+        By when they must have been pushed.
     label
         The user's name for it.
     """
 
     request: _Id
-    room_tokens: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
-    ticket: dict[str, Any]
-    deadline_ms: Annotated[int, msgspec.Meta(ge=1, le=86_400_000)]
+    num_tokens: _Tokens
+    room_tokens: _Tokens
+    ttl_ms: Annotated[int, msgspec.Meta(ge=1, le=86_400_000)]
     label: _Label = ""
 
 
@@ -50,17 +52,23 @@ class Reserved(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes
     ----------
-    accepted
-        Whether blocks are set aside, and being filled.
+    ticket
+        To push with; none if it has not.
     free_blocks
         What it has left, by group.
     load
         Requests that it has now.
     """
 
-    accepted: bool
+    ticket: dict[str, Any] | None
     free_blocks: dict[str, _Count]
     load: _Count
+
+
+class Withdraw(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that will not be pushed, whether it was taken or not. The answer is empty."""
+
+    request: _Id
 
 
 def pack(message: msgspec.Struct) -> bytes:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from kvlink.directory import WorkerEntry
-from kvlink.errors import PeerLost
-from kvlink.handoff import Node, Offer
+from kvlink.errors import InvalidArgument, KvlinkError, PeerLost
+from kvlink.handoff import Node, Push
 from kvlink.handoff.asking import ask
 from kvlink.handoff.block_tables import Blocks
 from kvlink.scheduler.delivering import see_released
-from kvlink.scheduler.messages import RESERVE, Reserve, Reserved, pack, unpack
+from kvlink.scheduler.messages import RESERVE, WITHDRAW, Reserve, Reserved, Withdraw, pack, unpack
 
-__all__ = ["Mover", "NoRoom", "Parcel"]
+__all__ = ["Mover", "NoRoom", "OurFault", "Parcel"]
 
 # Questions to one worker at a time. Each worker has threads of its own, so that a slow one holds up nobody else's.
 _ASKED_AT_ONCE = 4
@@ -30,6 +32,14 @@ _LEAST_S = 0.001
 
 class NoRoom(Exception):
     """The worker has answered that it has none. Stays inside ``kvlink.scheduler``."""
+
+
+class OurFault(Exception):
+    """``error`` is of this side, and would be the same with any worker. Stays inside ``kvlink.scheduler``."""
+
+    def __init__(self, error: KvlinkError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,69 +54,50 @@ class Parcel:
 
 
 class Mover:
-    """Offers blocks, asks a worker to take them, and waits until it has. Thread-safe.
+    """Asks workers for blocks and pushes into them. Thread-safe."""
 
-    Parameters
-    ----------
-    lease_s
-        How long the worker may say nothing: it renews the lease of an offer that it is reading, so
-        one that dies or stands still is noticed this soon.
-    """
-
-    def __init__(self, node: Node, *, lease_s: float) -> None:
+    def __init__(self, node: Node) -> None:
         self._node = node
-        self._lease_s = lease_s
         self._process = os.urandom(8).hex()
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._callers: dict[str, ThreadPoolExecutor] = {}  # by epoch
 
-    def offer(self, parcel: Parcel, *, until: float) -> Offer:
-        """Offer the blocks for one try. Raises as ``Node.offer`` does."""
-        return self._node.offer(
-            parcel.blocks,
-            num_tokens=parcel.num_tokens,
-            ttl_s=max(_LEAST_S, min(self._lease_s, until - time.monotonic())),
-            label=parcel.label,
-            payload=parcel.payload,
-        )
-
     async def move(
-        self,
-        offer: Offer,
-        entry: WorkerEntry,
-        parcel: Parcel,
-        *,
-        until: float,
-        answered: Callable[[Reserved], None],
-    ) -> None:
-        """Have `entry`'s worker read `offer`, which is released when this ends. `answered` hears what it said.
+        self, entry: WorkerEntry, parcel: Parcel, *, until: float, answered: Callable[[Reserved], None]
+    ) -> Push:
+        """Bring `parcel` to the worker of `entry`; return the push, which has succeeded and is released.
+
+        `answered` hears how the worker stands, as soon as that is known. However this ends, the
+        parcel's blocks are free of it, and the worker's go back to it.
 
         Raises
         ------
         NoRoom
-            If it would not have it.
+            If the worker would not have it.
+        OurFault
+            If the push cannot begin, which no other worker can help.
         KvlinkError
-            Whatever kept it from being read.
+            Whatever kept it from arriving.
         """
+        request = f"{self._process}-{next(self._numbers)}"
         try:
-            remaining_s = max(_LEAST_S, until - time.monotonic())
-            question = Reserve(
-                request=f"{self._process}-{next(self._numbers)}",
-                room_tokens=parcel.room_tokens,
-                ticket=offer.ticket,
-                deadline_ms=max(1, round(1000 * remaining_s)),
-                label=parcel.label,
-            )
-            reserved = await self._ask(entry, question, deadline_s=min(remaining_s, _ANSWER_S))
-            answered(reserved)
-            _check_accepted(reserved, entry, parcel)
-            await offer
-        except BaseException:
-            offer.cancel()
+            ticket = await self._reserve(entry, parcel, request, until=until, answered=answered)
+            push = self._begin(ticket, parcel, until=until)
+            try:
+                await push
+            except BaseException:
+                push.cancel()
+                raise
+            finally:
+                await see_released(push)
+        except NoRoom:
             raise
-        finally:
-            await see_released(offer)
+        except BaseException:
+            # Whatever it knows of this: a push that has failed here cannot succeed there.
+            self._withdraw(entry, request)
+            raise
+        return push
 
     def forget(self, epoch: str) -> None:
         """Let go of the threads for a worker that is gone."""
@@ -120,30 +111,69 @@ class Mover:
         for epoch in list(self._callers):
             self.forget(epoch)
 
-    async def _ask(self, entry: WorkerEntry, question: Reserve, *, deadline_s: float) -> Reserved:
+    async def _reserve(
+        self,
+        entry: WorkerEntry,
+        parcel: Parcel,
+        request: str,
+        *,
+        until: float,
+        answered: Callable[[Reserved], None],
+    ) -> dict[str, Any]:
+        remaining_s = max(_LEAST_S, until - time.monotonic())
+        question = Reserve(
+            request=request,
+            num_tokens=parcel.num_tokens,
+            room_tokens=parcel.room_tokens,
+            ttl_ms=max(1, round(1000 * remaining_s)),
+            label=parcel.label,
+        )
+        asked = self._ask(entry, RESERVE, pack(question), deadline_s=min(remaining_s, _ANSWER_S))
+        reserved = unpack(await asyncio.wrap_future(asked), Reserved)
+        answered(reserved)
+        if reserved.ticket is None:
+            raise NoRoom(f"{entry.name} has no room for {parcel.room_tokens} tokens")
+        return reserved.ticket
+
+    def _begin(self, ticket: dict[str, Any], parcel: Parcel, *, until: float) -> Push:
+        try:
+            push = self._node.push(
+                ticket,
+                parcel.blocks,
+                deadline_s=max(_LEAST_S, until - time.monotonic()),
+                label=parcel.label,
+            )
+        except KvlinkError as error:
+            raise OurFault(error) from error
+        try:
+            push.commit(payload=parcel.payload)
+        except InvalidArgument as error:
+            push.cancel()
+            raise OurFault(error) from error
+        return push
+
+    def _withdraw(self, entry: WorkerEntry, request: str) -> None:
+        """Tell the worker that nothing comes, without waiting: if it is gone, so are its blocks."""
+        with contextlib.suppress(RuntimeError):  # the scheduler is closed, and the reservation ends by its own time
+            self._ask(entry, WITHDRAW, pack(Withdraw(request=request)), deadline_s=_ANSWER_S)
+
+    def _ask(self, entry: WorkerEntry, kind: str, body: bytes, *, deadline_s: float) -> Future[bytes]:
+        until = time.monotonic() + deadline_s
         with self._lock:
             caller = self._callers.get(entry.epoch)
             if caller is None:
                 caller = ThreadPoolExecutor(_ASKED_AT_ONCE, thread_name_prefix="kvlink-ask")
                 self._callers[entry.epoch] = caller
-            asked = caller.submit(self._ask_now, entry, pack(question), time.monotonic() + deadline_s)
-        return await asyncio.wrap_future(asked)
+            return caller.submit(self._ask_now, entry, kind, body, until)
 
-    def _ask_now(self, entry: WorkerEntry, body: bytes, until: float) -> Reserved:
-        for is_last in (False, True):
+    def _ask_now(self, entry: WorkerEntry, kind: str, body: bytes, until: float) -> bytes:
+        def once() -> bytes:
             remaining_s = max(_LEAST_S, until - time.monotonic())
-            try:
-                return unpack(
-                    ask(self._node, entry.address, RESERVE, body, deadline_s=remaining_s, epoch=entry.epoch), Reserved
-                )
-            except PeerLost:
-                # The connection may have been an old one that the worker has just ended, or the answer is lost. It
-                # knows the question by its id, and does nothing twice.
-                if is_last:
-                    raise
-        raise AssertionError("unreachable")
+            return ask(self._node, entry.address, kind, body=body, deadline_s=remaining_s, epoch=entry.epoch)
 
-
-def _check_accepted(reserved: Reserved, entry: WorkerEntry, parcel: Parcel) -> None:
-    if not reserved.accepted:
-        raise NoRoom(f"{entry.name} has no room for {parcel.room_tokens} tokens")
+        try:
+            return once()
+        except PeerLost:
+            # The connection may have been an old one that the worker has just ended, or the answer is lost. It knows
+            # the request by its id, and does nothing twice.
+            return once()

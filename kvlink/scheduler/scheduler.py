@@ -27,7 +27,7 @@ from kvlink.scheduler.book import Book, DecodeWorker, Placement, Shelf
 from kvlink.scheduler.delivering import deliver
 from kvlink.scheduler.messages import Reserved
 from kvlink.scheduler.policies import MostRoom, Policy
-from kvlink.scheduler.remote import Mover, NoRoom, Parcel
+from kvlink.scheduler.remote import Mover, NoRoom, OurFault, Parcel
 from kvlink.scheduler.waiting import Waiter, Waiting
 
 __all__ = ["HandOffReport", "Scheduler", "Tried"]
@@ -90,9 +90,6 @@ class Scheduler:
         and what one of them does not take goes to another.
     policy
         Who is preferred, ``MostRoom`` by default; see ``kvlink.scheduler.policies``.
-    lease_s
-        How long a worker of the directory may be silent, while it is being handed something, before
-        it is given up.
 
     Raises
     ------
@@ -108,7 +105,6 @@ class Scheduler:
         workers: Sequence[DecodeWorker] = (),
         directory: Directory | None = None,
         policy: Policy | None = None,
-        lease_s: float = 2.0,
     ) -> None:
         self._node = node
         self._block_tokens = {
@@ -117,7 +113,7 @@ class Scheduler:
         self._lock = threading.Lock()
         self._book = Book(MostRoom() if policy is None else policy)
         self._waiting = Waiting()
-        self._mover = Mover(node, lease_s=check_seconds(lease_s, called="scheduler: lease_s"))
+        self._mover = Mover(node)
         self._listed: dict[str, Shelf] = {}  # by epoch; those whose groups are others have none
         self._is_fixed = directory is None
         for worker in workers:
@@ -202,20 +198,22 @@ class Scheduler:
         label: str = "",
         payload: bytes = b"",
     ) -> HandOffReport:
-        """Offer `blocks`, have the placement's worker read them, and wait until it has.
+        """Bring `blocks` to the placement's worker, and wait until it has them.
 
         `num_tokens` is what has been prefilled, by default all that was placed. `blocks` may be
         used for something else once this returns or raises. After an error, and after a
-        cancellation, the room has been given back and nothing is offered any more.
+        cancellation, the room has been given back and nobody reads them any more.
 
-        Workers of a directory know themselves what they have: the room is theirs to give back, and
-        ``release`` does nothing. If one of them refuses, fails or falls silent, the request is placed
+        A ``DecodeWorker`` is sent the ticket of an offer. Workers of a directory reserve blocks, and
+        are pushed to; they know themselves what they have, so that the room is theirs to give back,
+        and ``release`` does nothing. If one of them refuses, fails or falls silent, the request is placed
         anew, on another one, as often as it takes within `ttl_s` seconds. It arrives at one at most.
 
         Raises
         ------
         InvalidArgument
-            If the placement was given back already, or as in ``Node.offer``.
+            If the placement was given back already, `num_tokens` is more than was placed, or as in
+            ``Node.offer`` and ``Node.push``.
         KvlinkError
             The leaf that the last try failed with; its message tells all of them. What a
             ``DecodeWorker``'s ``hand_off`` raises is passed on.
@@ -227,6 +225,7 @@ class Scheduler:
             payload=payload,
             label=label,
         )
+        check_count(parcel.num_tokens, low=0, high=placement.num_tokens, called="hand off: num_tokens")
         until = time.monotonic() + check_seconds(ttl_s, called="hand off: ttl_s")
         worker = self._worker_of(placement)
         if isinstance(worker, DecodeWorker):
@@ -326,16 +325,15 @@ class Scheduler:
         while True:
             began = time.monotonic()
             shelf = self._book.shelf(placement)
-            offer = None
             try:
                 if shelf is None or not isinstance(shelf.worker, WorkerEntry):
-                    raise _Left(f"{placement.worker} has left the directory")
-                offer = self._mover.offer(parcel, until=until)
+                    raise PeerLost(f"{placement.worker} has left the directory")
                 answered = partial(self._on_answer, placement, shelf)
-                await self._mover.move(offer, shelf.worker, parcel, until=until, answered=answered)
+                push = await self._mover.move(shelf.worker, parcel, until=until, answered=answered)
+            except OurFault as fault:
+                raise fault.error from None
             except (KvlinkError, NoRoom) as error:
-                is_ours = offer is None and not isinstance(error, _Left)
-                if is_ours or self._node.closed:
+                if self._node.closed:
                     raise
                 tried.append(Tried(worker=placement.worker, seconds=time.monotonic() - began, error=_told(error)))
                 if shelf is not None and (not isinstance(error, NoRoom) or shelf.has_room(parcel.room_tokens)):
@@ -343,9 +341,9 @@ class Scheduler:
             else:
                 return HandOffReport(
                     worker=placement.worker,
-                    handoff=offer.id,
+                    handoff=push.id,
                     seconds=time.monotonic() - started,
-                    phases_s=offer.phases_s,
+                    phases_s=push.phases_s,
                     tried=tuple(tried),
                 )
             finally:
@@ -460,13 +458,7 @@ class Scheduler:
             return shelf.worker
 
 
-class _Left(PeerLost):
-    """The worker of a placement has left the directory."""
-
-
 def _told(error: KvlinkError | NoRoom) -> KvlinkError:
-    if isinstance(error, _Left):
-        return PeerLost(str(error))
     return error if isinstance(error, KvlinkError) else Busy(str(error))
 
 

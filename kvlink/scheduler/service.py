@@ -8,16 +8,16 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 from kvlink.directory import Directory, Registration, WorkerEntry
-from kvlink.errors import ConfigError, NotReady, OutOfMemory
-from kvlink.handoff import BlockPool, Node, Pull
+from kvlink.errors import ConfigError, InvalidArgument, NotReady, OutOfMemory
+from kvlink.handoff import BlockPool, Node, Slot
 from kvlink.handoff.answer import Question
 from kvlink.handoff.asking import answer
 from kvlink.handoff.following import Follower
 from kvlink.handoff.handles import Handle
-from kvlink.scheduler.messages import RESERVE, Reserve, Reserved, pack, unpack
+from kvlink.scheduler.messages import RESERVE, WITHDRAW, Reserve, Reserved, Withdraw, pack, unpack
 
 __all__ = ["Allocator", "Arrival", "DecodeService", "PoolAllocator"]
 
@@ -101,11 +101,16 @@ class Arrival:
     payload: bytes
 
 
+# A scheduler's life, and its id of the try.
+_Key = tuple[bytes, str]
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Taken:
     """A request that was accepted, until its blocks are the engine's or free again."""
 
-    key: tuple[bytes, str]
+    key: _Key
+    slot: Slot
     reserve: Reserve
     source: str
     blocks: Mapping[str, Sequence[int]]
@@ -116,9 +121,10 @@ class _Taken:
 class DecodeService:
     """Answers the schedulers of prefill workers, in threads of its own. Thread-safe.
 
-    A request is taken if `allocator` has blocks for it. Its cache is then read into them, and
-    `on_ready` hears of it; from then on the blocks are the engine's, which calls ``finish`` once it
-    is through. If reading fails, the blocks go back to the allocator as soon as they are released.
+    A request is taken if `allocator` has blocks for it. They are reserved for the prefill worker to
+    push into, and once it has, `on_ready` hears of it; from then on the blocks are the engine's,
+    which calls ``finish`` when it is through. If nothing comes, or it fails, they go back to the
+    allocator as soon as they are released.
 
     Parameters
     ----------
@@ -131,7 +137,7 @@ class DecodeService:
     directory
         Where this worker is listed while the service is open.
     most_requests
-        Requests that may be here at once, those that are being read included.
+        Requests that may be here at once, those that are still to come included.
 
     Raises
     ------
@@ -161,9 +167,10 @@ class DecodeService:
         if most_requests < 1:
             raise ConfigError(f"decode service: most_requests is {most_requests!r}; it must be at least 1")
         self._lock = threading.RLock()
-        self._taken: dict[Handle, _Taken] = {}  # that are not released
-        self._keys: set[tuple[bytes, str]] = set()  # of those
-        self._ended: OrderedDict[tuple[bytes, str], None] = OrderedDict()  # keys that were here, the latest
+        self._taken: dict[_Key, _Taken] = {}  # that are not released
+        self._by_slot: dict[Handle, _Taken] = {}  # the same
+        # Of requests that are not here any more, or were never to come: tickets for those who ask again. The latest.
+        self._ended: OrderedDict[_Key, dict[str, Any] | None] = OrderedDict()
         self._arrived: set[Arrival] = set()
         self._counts: Counter[str] = Counter(accepted=0, refused=0, arrived=0, failed=0)
         self._closed = False
@@ -176,6 +183,7 @@ class DecodeService:
             self._follower.close(deadline_s=0.0)
             raise
         answer(node, RESERVE, self._answer)
+        answer(node, WITHDRAW, self._withdraw)
 
     def __enter__(self) -> DecodeService:
         """Return the service, to be closed at the end of the block."""
@@ -243,33 +251,51 @@ class DecodeService:
         reserve = unpack(question.body, Reserve)
         key = question.epoch, reserve.request
         with self._lock:
-            accepted = key in self._keys or key in self._ended  # asked again, since the first answer was lost
-            if not accepted:
-                accepted = self._take(key, question, reserve)
-                self._counts["accepted" if accepted else "refused"] += 1
+            if key in self._taken:  # asked again, since the first answer was lost
+                ticket: dict[str, Any] | None = self._taken[key].slot.ticket
+            elif key in self._ended:
+                ticket = self._ended[key]
+            else:
+                ticket = self._take(key, question, reserve)
+                self._counts["accepted" if ticket is not None else "refused"] += 1
             free = dict(self._allocator.free_blocks())
-            reserved = Reserved(accepted=accepted, free_blocks=free, load=self._load())
+            reserved = Reserved(ticket=ticket, free_blocks=free, load=self._load())
         self.changed()
         return pack(reserved)
 
-    def _take(self, key: tuple[bytes, str], question: Question, reserve: Reserve) -> bool:
-        """Set blocks aside and have them filled; return whether there were some."""
+    def _withdraw(self, question: Question) -> bytes:
+        withdraw = unpack(question.body, Withdraw)
+        key = question.epoch, withdraw.request
+        with self._lock:
+            taken = self._taken.get(key)
+            if taken is None:
+                self._remember(key, None)  # it may be on its way still
+        if taken is not None:
+            taken.slot.cancel()
+        return b""
+
+    def _take(self, key: _Key, question: Question, reserve: Reserve) -> dict[str, Any] | None:
+        """Reserve blocks, and return the ticket to push with if there were some."""
         if self._closed:
             raise NotReady(f"{self._node.name} takes no more requests: ask another worker")
+        if reserve.num_tokens > reserve.room_tokens:
+            raise InvalidArgument(f"{reserve.num_tokens} tokens do not fit into room for {reserve.room_tokens}")
         if self._load() >= self._most:
-            return False
+            return None
         blocks = self._allocator.try_allocate(self._needed(reserve.room_tokens))
         if blocks is None:
-            return False
+            return None
         try:
-            pull = self._node.pull(reserve.ticket, blocks, deadline_s=reserve.deadline_ms / 1000, label=reserve.label)
+            slot = self._node.reserve(
+                blocks, num_tokens=reserve.num_tokens, ttl_s=reserve.ttl_ms / 1000, label=reserve.label
+            )
         except BaseException:
             self._allocator.free(blocks)
             raise
-        self._taken[pull] = _Taken(key=key, reserve=reserve, source=question.name, blocks=blocks)
-        self._keys.add(key)
-        self._follower.follow(pull)
-        return True
+        taken = _Taken(key=key, slot=slot, reserve=reserve, source=question.name, blocks=blocks)
+        self._taken[key] = self._by_slot[slot] = taken
+        self._follower.follow(slot)
+        return slot.ticket
 
     def _needed(self, room_tokens: int) -> dict[str, int]:
         return {
@@ -286,36 +312,38 @@ class DecodeService:
         else:
             self._ended_with(handle)
 
-    def _ended_with(self, handle: Handle) -> None:
-        assert isinstance(handle, Pull)
+    def _ended_with(self, slot: Handle) -> None:
         with self._lock:
-            taken = self._taken[handle]
+            taken = self._by_slot[slot]
             taken.has_ended = True
-            if handle.error is not None:
-                _log.info("request %r of %s did not arrive: %s", taken.reserve.label, taken.source, handle.error)
+            if slot.error is not None:
+                _log.info("request %r of %s did not arrive: %s", taken.reserve.label, taken.source, slot.error)
                 self._counts["failed"] += 1
                 return
             taken.has_arrived = True
             self._counts["arrived"] += 1
             arrival = Arrival(
                 label=taken.reserve.label,
-                handoff=handle.id,
+                handoff=slot.id,
                 source=taken.source,
                 blocks=taken.blocks,
-                num_tokens=int(taken.reserve.ticket["num_tokens"]),
+                num_tokens=taken.reserve.num_tokens,
                 room_tokens=taken.reserve.room_tokens,
-                payload=handle.payload,
+                payload=taken.slot.payload,
             )
             self._arrived.add(arrival)
         self._on_ready(arrival)
 
-    def _released(self, handle: Handle) -> None:
+    def _released(self, slot: Handle) -> None:
         with self._lock:
-            taken = self._taken.pop(handle)
-            self._keys.discard(taken.key)
-            self._ended[taken.key] = None
-            while len(self._ended) > _REMEMBERED:
-                self._ended.popitem(last=False)
+            taken = self._by_slot.pop(slot)
+            del self._taken[taken.key]
+            self._remember(taken.key, taken.slot.ticket)
             if not taken.has_arrived:
                 self._allocator.free(taken.blocks)
         self.changed()
+
+    def _remember(self, key: _Key, ticket: dict[str, Any] | None) -> None:
+        self._ended[key] = ticket
+        while len(self._ended) > _REMEMBERED:
+            self._ended.popitem(last=False)

@@ -17,7 +17,7 @@ from kvlink import Limits, errors
 from kvlink.directory import StaticDirectory
 from kvlink.handoff.asking import ask
 from kvlink.scheduler import Arrival, DecodeService, PoolAllocator, Scheduler
-from kvlink.scheduler.messages import RESERVE, Reserve, Reserved, pack, unpack
+from kvlink.scheduler.messages import RESERVE, WITHDRAW, Reserve, Reserved, Withdraw, pack, unpack
 
 BLOCKS, TOKENS = 32, 4
 
@@ -175,6 +175,7 @@ async def test_a_worker_that_cannot_take_it_is_left_out(
     assert right.arrived.empty()
     assert prefill.node.holds()["shared"] == 0
     if fault == "layout":
+        until_released(wrong)
         assert wrong.pool.counts() == (2 * BLOCKS, 0, 0)
         assert wrong.service.counters()["failed"] == 1
 
@@ -196,8 +197,10 @@ async def test_bad_arguments_are_the_callers_and_go_nowhere(prefill: Prefill, de
         await prefill.scheduler.hand_off(placement, blocks=[999])
     with pytest.raises(errors.InvalidArgument, match="given back"):
         await prefill.scheduler.hand_off(placement, blocks=[1])
-    assert worker.service.counters()["accepted"] == 0
-    assert prefill.scheduler.free_blocks() == {"decode-0": {"full": BLOCKS}}
+    with pytest.raises(errors.InvalidArgument, match="num_tokens is 5"):
+        await prefill.scheduler.hand_off(await prefill.scheduler.place(num_tokens=4), blocks=[1, 2], num_tokens=5)
+    until_released(worker)
+    assert worker.pool.counts() == (BLOCKS, 0, 0)
 
 
 async def test_a_cancelled_hand_off_leaves_nothing_on_either_side(
@@ -218,35 +221,55 @@ async def test_a_cancelled_hand_off_leaves_nothing_on_either_side(
 
 
 def until_released(worker: Decoder) -> None:
-    worker.service.close()  # goes on until everything is released
+    worker.service.close()  # goes on until everything is released, which is soon
     assert worker.node.holds()["exclusive"] == 0
 
 
-def test_a_question_that_is_asked_twice_is_answered_twice_and_done_once(
+def put(prefill: Prefill, worker: Decoder, kind: str, message: Any) -> bytes:
+    return ask(prefill.node, worker.node.address, kind, body=pack(message), deadline_s=5, epoch=worker.node.epoch)
+
+
+def test_a_question_that_is_asked_again_gets_the_same_answer_and_is_done_once(
     prefill: Prefill, decoder: Callable[..., Decoder]
 ) -> None:
     worker = decoder("decode-0")
-    offer = prefill.node.offer(blocks=[1], num_tokens=4)
-    question = Reserve(request="one", room_tokens=8, ticket=offer.ticket, deadline_ms=5000)
-    answers = []
+    question = Reserve(request="one", num_tokens=4, room_tokens=8, ttl_ms=5000)
+    answers: list[Reserved] = []
 
-    def put() -> None:
-        body = ask(prefill.node, worker.node.address, RESERVE, pack(question), deadline_s=5, epoch=worker.node.epoch)
-        answers.append(unpack(body, Reserved))
+    def reserve() -> None:
+        answers.append(unpack(put(prefill, worker, RESERVE, question), Reserved))
 
-    threads = [threading.Thread(target=put) for _ in range(4)]
+    threads = [threading.Thread(target=reserve) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(timeout=10)
-    put()
-    offer.wait(timeout_s=5)
-    put()
-    assert [one.accepted for one in answers] == [True] * 6
-    assert {one.free_blocks["full"] for one in answers} == {BLOCKS - 2}
+    assert answers[0].ticket is not None
+    push = prefill.node.push(answers[0].ticket, blocks=[1])
+    push.commit()
+    push.wait(timeout_s=5)
     worker.arrived.get(timeout=5)
+    reserve()
+    assert [one.ticket for one in answers] == [answers[0].ticket] * 5
+    assert {one.free_blocks["full"] for one in answers} == {BLOCKS - 2}
     assert worker.arrived.empty()
     assert worker.service.counters()["accepted"] == 1
+
+
+@pytest.mark.parametrize("order", ["reserved", "withdrawn"])
+def test_what_is_withdrawn_takes_no_blocks_whichever_comes_first(
+    prefill: Prefill, decoder: Callable[..., Decoder], order: str
+) -> None:
+    worker = decoder("decode-0")
+    reserve, withdraw = Reserve(request="one", num_tokens=4, room_tokens=8, ttl_ms=60_000), Withdraw(request="one")
+    if order == "reserved":
+        assert unpack(put(prefill, worker, RESERVE, reserve), Reserved).ticket is not None
+        assert put(prefill, worker, WITHDRAW, withdraw) == b""
+    else:
+        put(prefill, worker, WITHDRAW, withdraw)
+        assert unpack(put(prefill, worker, RESERVE, reserve), Reserved).ticket is None
+    until_released(worker)
+    assert worker.pool.counts() == (BLOCKS, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -254,16 +277,16 @@ def test_a_question_that_is_asked_twice_is_answered_twice_and_done_once(
     [
         (b"", errors.ProtocolError),
         (b"\xc1" * 100, errors.ProtocolError),
-        (pack(Reserve(request="x", room_tokens=4, ticket={"kvlink": 1}, deadline_ms=1)), errors.TicketInvalid),
+        (pack(Reserve(request="x", num_tokens=5, room_tokens=4, ttl_ms=1)), errors.InvalidArgument),
     ],
-    ids=["empty", "garbage", "ticket"],
+    ids=["empty", "garbage", "room"],
 )
 def test_hostile_questions_take_no_blocks(
     prefill: Prefill, decoder: Callable[..., Decoder], body: bytes, error: type[Exception]
 ) -> None:
     worker = decoder("decode-0")
     with pytest.raises(error):
-        ask(prefill.node, worker.node.address, RESERVE, body, deadline_s=5)
+        ask(prefill.node, worker.node.address, RESERVE, body=body, deadline_s=5)
     assert worker.pool.counts() == (BLOCKS, 0, 0)
 
 
