@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from kvlink.scheduler.book import DecodeWorker, Placement
 from kvlink.scheduler.policies import LeastLoaded, MostRoom, Policy, PrefixAffinity, WorkerState
-from kvlink.scheduler.scheduler import HandOffReport, Scheduler, Tried
+from kvlink.scheduler.reports import HandOffReport, Tried
+from kvlink.scheduler.scheduler import Scheduler
 from kvlink.scheduler.service import Allocator, Arrival, DecodeService, PoolAllocator
 
 __all__ = [

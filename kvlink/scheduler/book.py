@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import time
 from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,12 +12,17 @@ from typing import Any
 import msgspec
 
 from kvlink.directory import WorkerEntry
+from kvlink.errors import ConfigError
 from kvlink.scheduler.policies import Policy, WorkerState
 from kvlink.scheduler.standings import Standings
 
 __all__ = ["Book", "DecodeWorker", "Placement", "Shelf"]
 
 _ANY_LENGTH = 1 << 62
+# How long a worker is left out after it could not be reached.
+_AVOIDED_S = 0.5
+_LONGEST_AVOIDED_S = 30.0
+_MOST_FAILURES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +49,31 @@ class DecodeWorker:
     free_blocks: int | Mapping[str, int]
     hand_off: Callable[[dict[str, Any]], Awaitable[Any] | Any]
     block_tokens: int | Mapping[str, int] | None = None
+
+    def capacity(self, groups: Mapping[str, int | None]) -> dict[str, int]:
+        """Return its blocks by group. Raises ``ConfigError`` if they do not fit `groups`."""
+        return self._by_group("free_blocks", self.free_blocks, groups, least=0)
+
+    def block_sizes(self, groups: Mapping[str, int | None]) -> dict[str, int | None]:
+        """Return its tokens a block by group, ``None`` for slots. Raises ``ConfigError`` likewise."""
+        if self.block_tokens is None:
+            return dict(groups)
+        told = self._by_group("block_tokens", self.block_tokens, groups, least=1)
+        return {group: None if own is None else told[group] for group, own in groups.items()}
+
+    def _by_group(
+        self, field_name: str, given: int | Mapping[str, int], groups: Mapping[str, int | None], *, least: int
+    ) -> dict[str, int]:
+        by_group = dict(given) if isinstance(given, Mapping) else dict.fromkeys(groups, given)
+        if set(by_group) != set(groups):
+            raise ConfigError(
+                f"scheduler: worker {self.name!r} has {field_name} for {sorted(by_group)}, "
+                f"and the cache has groups {sorted(groups)}"
+            )
+        for group, count in by_group.items():
+            if isinstance(count, bool) or not isinstance(count, int) or count < least:
+                raise ConfigError(f"scheduler: worker {self.name!r} has {field_name}[{group!r}] = {count!r}")
+        return by_group
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +119,10 @@ class Shelf:
     block_tokens: dict[str, int | None]
     told_free: dict[str, int]
     told_load: int = 0
+    told_at: float = field(default_factory=time.monotonic)
+    is_asked: bool = False  # how it stands, just now
+    failures: int = 0  # in a row, of getting anything to it
+    avoided_until: float = 0.0
     promised: dict[str, int] = field(init=False)
     placements: dict[int, Placement] = field(default_factory=dict)  # that the worker does not know of
 
@@ -143,6 +178,12 @@ class Book:
         self._numbers = itertools.count()
         self._spare_numbers: list[int] = []  # of workers that went: workers come and go for years
         self._placement_numbers = itertools.count(1)
+        self._avoided: list[tuple[float, int]] = []  # until when, and the key
+
+    @property
+    def avoids_some(self) -> bool:
+        """Whether workers that have failed are left out for a while, and nobody will say when that is over."""
+        return bool(self._avoided)
 
     def shelves(self) -> list[Shelf]:
         """Return all workers, the first that came first."""
@@ -180,6 +221,7 @@ class Book:
         """Note what the worker says of itself."""
         shelf.told_free = dict(free)
         shelf.told_load = load
+        shelf.told_at = time.monotonic()
         if shelf.key in self._shelves:
             self._stand(shelf)
 
@@ -191,6 +233,23 @@ class Book:
             heapq.heappush(self._spare_numbers, shelf.number)
             self._policy.removed(shelf.number)
 
+    def to_be_asked(self, most: int, *, before: float) -> list[Shelf]:
+        """Return those of the directory who have said nothing since `before`, at most so many, the oldest first."""
+        silent = [
+            shelf
+            for shelf in self._shelves.values()
+            if shelf.told_at < before and not shelf.is_asked and isinstance(shelf.worker, WorkerEntry)
+        ]
+        return heapq.nsmallest(most, silent, key=lambda shelf: shelf.told_at)
+
+    def avoid(self, shelf: Shelf) -> None:
+        """Leave a worker out for a while, since it could not be reached: longer each time."""
+        shelf.avoided_until = time.monotonic() + min(_AVOIDED_S * 2**shelf.failures, _LONGEST_AVOIDED_S)
+        shelf.failures = min(shelf.failures + 1, _MOST_FAILURES)
+        if shelf.key in self._shelves:
+            self._standings.remove(shelf.number)
+            heapq.heappush(self._avoided, (shelf.avoided_until, shelf.key))
+
     def place(
         self,
         num_tokens: int,
@@ -200,6 +259,8 @@ class Book:
         without: Collection[Shelf] = (),
     ) -> Placement | None:
         """Promise room on the best worker that has some, other than those in `without`, if there is one."""
+        if self._avoided:
+            self._try_again()
         chosen = self._choose(num_tokens, prefix_hashes, without)
         if chosen is None:
             return None
@@ -243,7 +304,9 @@ class Book:
         if prefix_hashes:
             for number in self._policy.preferred(prefix_hashes):
                 shelf = self._by_number.get(number)
-                if shelf is not None and shelf not in without and shelf.has_room(num_tokens):
+                if shelf is None or shelf in without or (shelf.failures and shelf.avoided_until > time.monotonic()):
+                    continue
+                if shelf.has_room(num_tokens):
                     return number
         if not without:
             return self._standings.best(num_tokens)
@@ -251,6 +314,15 @@ class Book:
         present = frozenset(shelf.number for shelf in without if shelf.key in self._shelves)
         return self._standings.best(num_tokens, without=present)
 
+    def _try_again(self) -> None:
+        now = time.monotonic()
+        while self._avoided and self._avoided[0][0] <= now:
+            shelf = self._shelves.get(heapq.heappop(self._avoided)[1])
+            if shelf is not None:
+                self._stand(shelf)
+
     def _stand(self, shelf: Shelf) -> None:
+        if shelf.failures and shelf.avoided_until > time.monotonic():
+            return
         state = shelf.state()
         self._standings.put(shelf.number, state.room_tokens, self._policy.rank(state))

@@ -8,11 +8,12 @@ import msgspec
 
 from kvlink.errors import ProtocolError
 
-__all__ = ["RESERVE", "WITHDRAW", "Reserve", "Reserved", "Withdraw", "pack", "unpack"]
+__all__ = ["RESERVE", "STAND", "WITHDRAW", "Reserve", "Reserved", "Withdraw", "pack", "unpack"]
 
 RESERVE = "reserve"
 WITHDRAW = "withdraw"
-"""The kinds of the questions."""
+STAND = "stand"
+"""The kinds of the questions. The last has no body, and is answered as if there had been no room."""
 
 _Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 _Label = Annotated[str, msgspec.Meta(max_length=256)]

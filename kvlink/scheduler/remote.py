@@ -19,14 +19,14 @@ from kvlink.handoff import Node, Push
 from kvlink.handoff.asking import ask
 from kvlink.handoff.block_tables import Blocks
 from kvlink.scheduler.delivering import see_released
-from kvlink.scheduler.messages import RESERVE, WITHDRAW, Reserve, Reserved, Withdraw, pack, unpack
+from kvlink.scheduler.messages import RESERVE, STAND, WITHDRAW, Reserve, Reserved, Withdraw, pack, unpack
 
 __all__ = ["Mover", "NoRoom", "OurFault", "Parcel"]
 
 # Questions to one worker at a time. Each worker has threads of its own, so that a slow one holds up nobody else's.
 _ASKED_AT_ONCE = 4
 # A worker that does not answer for so long is given up, though the request's own deadline may be later.
-_ANSWER_S = 5.0
+_ANSWER_S = 2.0
 _LEAST_S = 0.001
 
 
@@ -98,6 +98,10 @@ class Mover:
             self._withdraw(entry, request)
             raise
         return push
+
+    def ask_standing(self, entry: WorkerEntry) -> Future[bytes]:
+        """Ask a worker how it stands; what comes of that is a packed ``Reserved``."""
+        return self._ask(entry, STAND, b"", deadline_s=_ANSWER_S)
 
     def forget(self, epoch: str) -> None:
         """Let go of the threads for a worker that is gone."""

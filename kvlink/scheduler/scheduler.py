@@ -10,68 +10,55 @@ blocks and something to call with a ticket.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import logging
 import threading
 import time
-from collections.abc import Coroutine, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Coroutine, Hashable, Sequence
+from concurrent.futures import CancelledError, Future
 from functools import partial
 from typing import Any, TypeVar
 
 from kvlink.directory import Directory, Listing, WorkerEntry
-from kvlink.errors import Busy, ConfigError, InvalidArgument, KvlinkError, PeerLost
+from kvlink.errors import (
+    AuthenticationFailed,
+    Busy,
+    Closed,
+    ConfigError,
+    DeadlineExceeded,
+    InvalidArgument,
+    KvlinkError,
+    NotReady,
+    PeerLost,
+    PeerUnreachable,
+    StalePeer,
+)
 from kvlink.handoff import Node
 from kvlink.handoff.arguments import check_count, check_seconds
 from kvlink.handoff.block_tables import Blocks
 from kvlink.scheduler.book import Book, DecodeWorker, Placement, Shelf
 from kvlink.scheduler.delivering import deliver
-from kvlink.scheduler.messages import Reserved
+from kvlink.scheduler.messages import Reserved, unpack
 from kvlink.scheduler.policies import MostRoom, Policy
 from kvlink.scheduler.remote import Mover, NoRoom, OurFault, Parcel
+from kvlink.scheduler.reports import HandOffReport, Tried
 from kvlink.scheduler.waiting import Waiter, Waiting
 
-__all__ = ["HandOffReport", "Scheduler", "Tried"]
+__all__ = ["Scheduler"]
 
 _log = logging.getLogger("kvlink")
 
 _MOST_TOKENS = (1 << 31) - 1
 
+# How long a request waits for room until somebody is asked whether there is some, and then until the next is.
+_FIRST_SLICES_S = (0.01, 0.02, 0.05, 0.1, 0.25)
+_ASKING_PAUSE_S = 0.01
+_ASKED_AT_ONCE = 8
+# What says that a worker cannot be reached, rather than that it does not want this request.
+_OUT_OF_REACH = (PeerLost, PeerUnreachable, StalePeer, DeadlineExceeded, AuthenticationFailed, NotReady, Closed)
+
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
-    """A worker that a request did not get to, and why."""
-
-    worker: str
-    seconds: float
-    error: KvlinkError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandOffReport:
-    """How one handoff went.
-
-    Attributes
-    ----------
-    worker
-        Who has it.
-    handoff
-        Its id, as peers and logs have it.
-    seconds, phases_s
-        How long it took in all, and the phases of the try that succeeded.
-    reply
-        What a ``DecodeWorker``'s ``hand_off`` returned.
-    tried
-        Workers of the directory that were tried before.
-    """
-
-    worker: str
-    handoff: str
-    seconds: float
-    phases_s: Mapping[str, float]
-    reply: Any = None
-    tried: tuple[Tried, ...] = ()
 
 
 class Scheduler:
@@ -116,6 +103,7 @@ class Scheduler:
         self._mover = Mover(node)
         self._listed: dict[str, Shelf] = {}  # by epoch; those whose groups are others have none
         self._is_fixed = directory is None
+        self._ask_again_at = 0.0
         for worker in workers:
             self.add_worker(worker)
         if directory is None and not self._book.shelves():
@@ -136,8 +124,8 @@ class Scheduler:
         ConfigError
             If its name is taken, or what it says of its blocks does not fit the groups.
         """
-        capacity = self._by_group(worker, "free_blocks", worker.free_blocks, least=0)
-        block_tokens = self._block_tokens_of(worker)
+        capacity = worker.capacity(self._block_tokens)
+        block_tokens = worker.block_sizes(self._block_tokens)
         with self._lock:
             if self._named(worker.name) is not None:
                 raise ConfigError(f"scheduler: two workers are called {worker.name!r}")
@@ -273,26 +261,6 @@ class Scheduler:
             self.hand_off(placement, blocks=blocks, num_tokens=num_tokens, ttl_s=ttl_s, label=label, payload=payload)
         )
 
-    def _by_group(
-        self, worker: DecodeWorker, field_name: str, given: int | Mapping[str, int], *, least: int
-    ) -> dict[str, int]:
-        by_group = dict(given) if isinstance(given, Mapping) else dict.fromkeys(self._block_tokens, given)
-        if set(by_group) != set(self._block_tokens):
-            raise ConfigError(
-                f"scheduler: worker {worker.name!r} has {field_name} for {sorted(by_group)}, "
-                f"and the cache has groups {sorted(self._block_tokens)}"
-            )
-        for group, count in by_group.items():
-            if isinstance(count, bool) or not isinstance(count, int) or count < least:
-                raise ConfigError(f"scheduler: worker {worker.name!r} has {field_name}[{group!r}] = {count!r}")
-        return by_group
-
-    def _block_tokens_of(self, worker: DecodeWorker) -> dict[str, int | None]:
-        if worker.block_tokens is None:
-            return self._block_tokens
-        told = self._by_group(worker, "block_tokens", worker.block_tokens, least=1)
-        return {group: None if own is None else told[group] for group, own in self._block_tokens.items()}
-
     async def _deliver(
         self, placement: Placement, worker: DecodeWorker, parcel: Parcel, *, ttl_s: float
     ) -> HandOffReport:
@@ -336,6 +304,8 @@ class Scheduler:
                 if self._node.closed:
                     raise
                 tried.append(Tried(worker=placement.worker, seconds=time.monotonic() - began, error=_told(error)))
+                if shelf is not None and isinstance(error, _OUT_OF_REACH):
+                    self._avoid(shelf)
                 if shelf is not None and (not isinstance(error, NoRoom) or shelf.has_room(parcel.room_tokens)):
                     avoided.append(shelf)
             else:
@@ -366,14 +336,22 @@ class Scheduler:
             told = "; ".join(f"{one.worker} after {one.seconds:.2f} s: {one.error}" for one in tried)
             raise type(tried[-1].error)(f"hand off: no decode worker took it in time. Tried {told}") from None
 
+    def _avoid(self, shelf: Shelf) -> None:
+        with self._lock:
+            self._book.avoid(shelf)
+
     def _on_answer(self, placement: Placement, shelf: Shelf, reserved: Reserved) -> None:
         """Note how a worker stands. What was promised here is now its own to count, or was refused."""
         with self._lock:
-            if set(reserved.free_blocks) == set(shelf.capacity):
-                self._book.tell(shelf, free=reserved.free_blocks, load=reserved.load)
+            self._tell(shelf, reserved)
             self._book.release(placement)
             served = self._waiting.serve(self._book)
         _wake(served)
+
+    def _tell(self, shelf: Shelf, standing: Reserved) -> None:
+        if set(standing.free_blocks) == set(shelf.capacity):
+            shelf.failures = 0
+            self._book.tell(shelf, free=standing.free_blocks, load=standing.load)
 
     def _on_listing(self, listing: Listing) -> None:
         """Take over what a directory says, in one of its threads."""
@@ -411,8 +389,7 @@ class Scheduler:
             served = self._waiting.serve(self._book)
         _wake(served)
         try:
-            if waiter.placement is None:
-                await waiter.wait(max(0.0, deadline_s))
+            await self._until_served(waiter, time.monotonic() + deadline_s)
         except (asyncio.TimeoutError, TimeoutError):
             self._leave(waiter)  # room may have come in this very moment
         except BaseException:
@@ -423,6 +400,52 @@ class Scheduler:
         if waiter.placement is None:
             raise Busy(self._crowded(waiter.num_tokens, deadline_s))
         return waiter.placement
+
+    async def _until_served(self, waiter: Waiter, until: float) -> None:
+        """Wait for room; raises ``TimeoutError``.
+
+        Workers of a static list do not say when they have room again, nor does one that is left out
+        for a while: they are asked now and then.
+        """
+        for slice_s in itertools.chain(_FIRST_SLICES_S, itertools.repeat(_FIRST_SLICES_S[-1])):
+            if waiter.placement is not None:
+                return
+            remaining_s = max(0.0, until - time.monotonic())
+            if self._is_fixed or remaining_s <= slice_s:
+                await waiter.wait(remaining_s)
+                return
+            with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+                await waiter.wait(slice_s)
+                return
+            self._look_again()
+
+    def _look_again(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            silent = []
+            if now >= self._ask_again_at:
+                self._ask_again_at = now + _ASKING_PAUSE_S
+                silent = self._book.to_be_asked(_ASKED_AT_ONCE, before=now - _ASKING_PAUSE_S)
+            for shelf in silent:
+                shelf.is_asked = True
+            served = self._waiting.serve(self._book)
+        _wake(served)
+        for shelf in silent:
+            assert isinstance(shelf.worker, WorkerEntry)
+            self._mover.ask_standing(shelf.worker).add_done_callback(partial(self._on_standing, shelf))
+
+    def _on_standing(self, shelf: Shelf, asked: Future[bytes]) -> None:
+        """Note how a worker stands, in the thread that has asked."""
+        shelf.is_asked = False
+        try:
+            standing = unpack(asked.result(), Reserved)
+        except (KvlinkError, CancelledError):
+            self._avoid(shelf)
+            return
+        with self._lock:
+            self._tell(shelf, standing)
+            served = self._waiting.serve(self._book)
+        _wake(served)
 
     def _leave(self, waiter: Waiter) -> None:
         with self._lock:

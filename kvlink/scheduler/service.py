@@ -17,7 +17,7 @@ from kvlink.handoff.answer import Question
 from kvlink.handoff.asking import answer
 from kvlink.handoff.following import Follower
 from kvlink.handoff.handles import Handle
-from kvlink.scheduler.messages import RESERVE, WITHDRAW, Reserve, Reserved, Withdraw, pack, unpack
+from kvlink.scheduler.messages import RESERVE, STAND, WITHDRAW, Reserve, Reserved, Withdraw, pack, unpack
 
 __all__ = ["Allocator", "Arrival", "DecodeService", "PoolAllocator"]
 
@@ -184,6 +184,7 @@ class DecodeService:
             raise
         answer(node, RESERVE, self._answer)
         answer(node, WITHDRAW, self._withdraw)
+        answer(node, STAND, lambda _: pack(self._standing(None)))
 
     def __enter__(self) -> DecodeService:
         """Return the service, to be closed at the end of the block."""
@@ -258,10 +259,13 @@ class DecodeService:
             else:
                 ticket = self._take(key, question, reserve)
                 self._counts["accepted" if ticket is not None else "refused"] += 1
-            free = dict(self._allocator.free_blocks())
-            reserved = Reserved(ticket=ticket, free_blocks=free, load=self._load())
+            reserved = self._standing(ticket)
         self.changed()
         return pack(reserved)
+
+    def _standing(self, ticket: dict[str, Any] | None) -> Reserved:
+        with self._lock:
+            return Reserved(ticket=ticket, free_blocks=dict(self._allocator.free_blocks()), load=self._load())
 
     def _withdraw(self, question: Question) -> bytes:
         withdraw = unpack(question.body, Withdraw)

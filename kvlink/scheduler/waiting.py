@@ -44,7 +44,7 @@ class Waiter:
 
     async def wait(self, timeout_s: float) -> None:
         """Wait until there is a placement; raises ``TimeoutError``."""
-        await asyncio.wait_for(self._future, timeout_s)
+        await asyncio.wait_for(asyncio.shield(self._future), timeout_s)  # it may be waited for again
 
     def wake(self) -> None:
         """End the wait, from any thread."""

@@ -174,10 +174,25 @@ async def test_a_worker_that_cannot_take_it_is_left_out(
     assert right.memory.values(right.arrived.get(timeout=5).blocks["full"]) == [3, 6]
     assert right.arrived.empty()
     assert prefill.node.holds()["shared"] == 0
+    if fault != "layout":  # it is left out for a while
+        assert (await prefill.hand_off(1)).tried == ()
     if fault == "layout":
         until_released(wrong)
         assert wrong.pool.counts() == (2 * BLOCKS, 0, 0)
         assert wrong.service.counters()["failed"] == 1
+
+
+async def test_room_that_nobody_has_told_of_is_asked_for(
+    prefill: Prefill, directory: StaticDirectory, decoder: Callable[..., Decoder]
+) -> None:
+    worker = decoder("silent", directory=None)
+    blocks = worker.pool.allocate(BLOCKS)
+    directory.put(worker.service.entry())
+    waiting = asyncio.ensure_future(prefill.hand_off(1))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    worker.pool.free(blocks)
+    assert (await asyncio.wait_for(waiting, 5)).worker == "silent"
 
 
 async def test_what_nobody_takes_fails_by_its_deadline_and_says_who_was_asked(
