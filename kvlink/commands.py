@@ -15,7 +15,7 @@ import msgspec
 
 from kvlink.errors import FailedRange, KvlinkError
 
-__all__ = ["Cancel", "Command", "Event", "Offer", "Pull"]
+__all__ = ["Add", "Cancel", "Command", "Commit", "Event", "Offer", "Pull", "Push", "Ready", "Reserve"]
 
 
 class _Ids:
@@ -65,6 +65,70 @@ class Pull(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     id: str = msgspec.field(default_factory=_ids.fresh)
 
 
+class Reserve(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Hold `blocks` to be pushed into, as ``Node.reserve`` does; ``Node.submit`` returns the ticket."""
+
+    blocks: Any
+    num_tokens: int
+    ttl_s: float = 30.0
+    skip_tokens: int = 0
+    require: str | None = None
+    label: str = ""
+    id: str = msgspec.field(default_factory=_ids.fresh)
+
+
+class Push(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Bring `blocks` into what `ticket` reserves, as ``Node.push`` does; the deadline counts from ``Node.submit``.
+
+    What follows names it by its `id`: ``Add``, ``Ready`` and, at last, ``Commit``.
+    """
+
+    ticket: dict[str, Any]
+    blocks: Any
+    deadline_s: float = 30.0
+    integrity: str | None = None
+    label: str = ""
+    id: str = msgspec.field(default_factory=_ids.fresh)
+
+
+class Add(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Add blocks to a push, as ``Push.add`` does.
+
+    It has events of its own only if it is refused, as ``Ready`` and ``Commit`` have; the push goes on.
+
+    Attributes
+    ----------
+    push
+        The `id` of its ``Push``.
+    """
+
+    push: str
+    blocks: Any
+    id: str = msgspec.field(default_factory=_ids.fresh)
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Say that `layers`, or all, are computed for tokens from `first_token` to `end_token`, or all.
+
+    `fence` is waited for first, on another thread, as in ``Push.ready``; it stays in its process.
+    """
+
+    push: str
+    layers: list[str] | None = None
+    first_token: int = 0
+    end_token: int | None = None
+    fence: Any = None
+    id: str = msgspec.field(default_factory=_ids.fresh)
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Say that all of a push is computed, and send `payload` along, as ``Push.commit`` does."""
+
+    push: str
+    payload: bytes = b""
+    id: str = msgspec.field(default_factory=_ids.fresh)
+
+
 class Cancel(msgspec.Struct, frozen=True, tag=True):
     """Ask to end what was submitted with this id.
 
@@ -74,7 +138,7 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     id: str
 
 
-Command = Offer | Pull | Cancel
+Command = Offer | Pull | Reserve | Push | Add | Ready | Commit | Cancel
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,9 +156,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     error
         Why it failed, ``None`` after success.
     failed
-        What did not arrive of a pull.
+        What did not arrive of a pull, or in a reservation.
     valid_prefix_tokens
-        Tokens from the start that may be used although the pull failed.
+        Tokens from the start that may be used although it failed.
     bytes
         Bytes of KV cache moved.
     lane
@@ -102,7 +166,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     phases_s
         Seconds spent in each phase.
     payload
-        Small bytes that came with a pull that succeeded.
+        Small bytes that came with a pull, or into a reservation, that succeeded.
     handoff
         ``<epoch>-<sequence>`` of the handoff, as peers and logs have it; empty if it never started.
     """

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from kvlink import commands as c
-from kvlink.errors import Busy, FailedRange, InvalidArgument, KvlinkError
+from kvlink.errors import Busy, FailedRange, InvalidArgument, KvlinkError, UnknownHandoff
 from kvlink.handoff.arguments import check_count
 from kvlink.handoff.handles import Handle
+from kvlink.handoff.push import Push, Slot
 
 if TYPE_CHECKING:
     from kvlink.handoff.native import NativeEngine
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["Submissions", "Submitting"]
 
 _MOST_EVENTS = 1 << 20
+_HANDOFFS = (c.Offer, c.Pull, c.Reserve, c.Push)
+_WITHOUT_EVENTS = (c.Add, c.Ready, c.Commit, c.Cancel)
 # Of a handoff that the native core calls ended, which always has a result.
 _UNENDED: tuple[Any, ...] = (("TransportFailed", "no cause was recorded"), (), 0, 0, "", {}, b"")
 
@@ -76,13 +79,19 @@ class Submissions:
         self._by_token: dict[int, _Submitted] = {}
         self._by_id: dict[str, _Submitted] = {}
 
-    def submit(self, node: Node, commands: Sequence[c.Command], tag: Any) -> None:
+    def submit(self, node: Node, commands: Sequence[c.Command], tag: Any) -> dict[str, dict[str, Any]]:
         """Start each of `commands`; see ``Node.submit``."""
+        tickets: dict[str, dict[str, Any]] = {}
         for command, submitted in zip(commands, self._enter(commands, tag), strict=True):
-            if submitted is None:
+            if isinstance(command, c.Cancel):
                 self._cancel(command.id)
+            elif submitted is None:
+                self._step(command, tag)
             else:
-                self._start(node, command, submitted)
+                handle = self._start(node, command, submitted)
+                if isinstance(handle, Slot):
+                    tickets[command.id] = handle.ticket
+        return tickets
 
     def take(self, most: int) -> list[c.Event]:
         """Return the oldest events; see ``Node.completions``."""
@@ -94,7 +103,7 @@ class Submissions:
                 if released:
                     with self._lock:
                         del self._by_token[token]
-                        del self._by_id[submitted.id]
+                        self._by_id.pop(submitted.id, None)  # a step of a push is in no other book
         return events
 
     def _enter(self, commands: Sequence[c.Command], tag: Any) -> list[_Submitted | None]:
@@ -103,10 +112,10 @@ class Submissions:
         new: dict[str, _Submitted] = {}
         with self._lock:
             for command in commands:
-                if isinstance(command, c.Cancel):
+                if isinstance(command, _WITHOUT_EVENTS):
                     entries.append(None)
                     continue
-                if not isinstance(command, c.Offer | c.Pull):
+                if not isinstance(command, _HANDOFFS):
                     raise InvalidArgument(f"submit: {command!r:.80} is none of the commands of kvlink.commands")
                 if command.id in self._by_id or command.id in new:
                     raise InvalidArgument(
@@ -114,25 +123,42 @@ class Submissions:
                     )
                 new[command.id] = _Submitted(next(self._tokens), command.id, tag)
                 entries.append(new[command.id])
-            if len(self._by_id) + len(new) > self._most:
-                raise Busy(f"submit: {len(self._by_id)} commands live or have events waiting: call completions first")
+            if len(self._by_token) + len(commands) > self._most:
+                raise Busy(
+                    f"submit: {len(self._by_token)} commands live or have events waiting: call completions first"
+                )
             self._by_id.update(new)
             self._by_token.update((entry.token, entry) for entry in new.values())
         return entries
 
-    def _start(self, node: Node, command: c.Command, submitted: _Submitted) -> None:
+    def _start(self, node: Node, command: c.Command, submitted: _Submitted) -> Handle | None:
         try:
             handle = _started(node, command)
         except KvlinkError as error:
             submitted.error = error
             self._completions.add_ended(submitted.token)
-            return
+            return None
         with self._lock:
             submitted.handle = handle
             cancelled = submitted.cancelled
         handle._handoff.report_to(self._completions, submitted.token)
         if cancelled:
             handle._handoff.cancel()
+        return handle
+
+    def _step(self, command: c.Command, tag: Any) -> None:
+        """Do what is said of a push; tell it only if it is refused."""
+        assert isinstance(command, c.Add | c.Ready | c.Commit)
+        try:
+            with self._lock:
+                submitted = self._by_id.get(command.push)
+            _take_step(submitted.handle if submitted is not None else None, command)
+        except KvlinkError as error:
+            refused = _Submitted(next(self._tokens), command.id, tag)
+            refused.error = error
+            with self._lock:
+                self._by_token[refused.token] = refused
+            self._completions.add_ended(refused.token)
 
     def _cancel(self, command_id: str) -> None:
         with self._lock:
@@ -154,15 +180,44 @@ def _started(node: Node, command: c.Command) -> Handle:
             label=command.label,
             integrity=command.integrity,
         )
-    assert isinstance(command, c.Pull)
-    return node.pull(
+    if isinstance(command, c.Pull):
+        return node.pull(
+            command.ticket,
+            command.blocks,
+            skip_tokens=command.skip_tokens,
+            deadline_s=command.deadline_s,
+            require=command.require,
+            label=command.label,
+        )
+    if isinstance(command, c.Reserve):
+        return node.reserve(
+            command.blocks,
+            num_tokens=command.num_tokens,
+            ttl_s=command.ttl_s,
+            skip_tokens=command.skip_tokens,
+            require=command.require,
+            label=command.label,
+        )
+    assert isinstance(command, c.Push)
+    return node.push(
         command.ticket,
         command.blocks,
-        skip_tokens=command.skip_tokens,
         deadline_s=command.deadline_s,
-        require=command.require,
+        integrity=command.integrity,
         label=command.label,
     )
+
+
+def _take_step(push: Handle | None, command: c.Add | c.Ready | c.Commit) -> None:
+    if not isinstance(push, Push):
+        raise UnknownHandoff(f"submit {type(command).__name__}: no push with id {command.push!r} is under way here")
+    if isinstance(command, c.Add):
+        push.add(command.blocks)
+    elif isinstance(command, c.Commit):
+        push.commit(payload=command.payload)
+    else:
+        end = push.num_tokens if command.end_token is None else command.end_token
+        push.ready(layers=command.layers, tokens=range(command.first_token, end), fence=command.fence)
 
 
 class Submitting:
@@ -172,8 +227,10 @@ class Submitting:
     _submissions: Submissions | None = None
     _submissions_lock = threading.Lock()
 
-    def submit(self, commands: Iterable[c.Command], *, tag: Any = None) -> None:
+    def submit(self, commands: Iterable[c.Command], *, tag: Any = None) -> dict[str, dict[str, Any]]:
         """Start everything in `commands`, which ``kvlink.commands`` has. Never waits for a peer or a thread.
+
+        Returns the tickets of what was reserved, by the id of its command.
 
         What is wrong with one command, or with the node at the moment, is the outcome of that
         command alone; the others go on. `tag` comes back with every event of this batch.
@@ -189,7 +246,7 @@ class Submitting:
         """
         running = self._running
         running.check_usable("submit")
-        self._submitted(running).submit(cast("Node", self), list(commands), tag)
+        return self._submitted(running).submit(cast("Node", self), list(commands), tag)
 
     def completions(self, max_events: int = 1024) -> list[c.Event]:
         """Return what has happened to submitted commands, at most `max_events`, oldest first. Never waits.

@@ -21,7 +21,8 @@ MOST_BLOCKS = 12
 _TTL_S = 30.0
 #: A request keeps its blocks for up to so long, as if it were decoded.
 _DECODED_S = 0.01
-_AT_ONCE = 6
+#: Requests that one half of a prefill worker's share has under way.
+AT_ONCE = 6
 
 
 def value_of(request: int, index: int) -> int:
@@ -133,7 +134,7 @@ class PrefillMember:
 
     def begin(self, requests: range, *, seed: int) -> None:
         """Hand all of them over, in a thread and a loop of their own."""
-        thread = threading.Thread(target=lambda: asyncio.run(self._run(requests, random.Random(seed))))
+        thread = threading.Thread(target=self._work, args=(requests, seed))
         self._threads.append(thread)
         thread.start()
 
@@ -148,6 +149,13 @@ class PrefillMember:
             assert not thread.is_alive(), f"{len(self._ended)} have ended"
         return self._ended, self._memory.pool.counts().held
 
+    def _work(self, requests: range, seed: int) -> None:
+        try:
+            asyncio.run(self._run(requests, random.Random(seed)))
+        except BaseException as error:
+            self._ended.append(Ended(request=-1, error=repr(error)))
+            raise
+
     def close(self) -> None:
         """End."""
         self._scheduler.close()
@@ -161,7 +169,7 @@ class PrefillMember:
             for request in waiting:
                 self._ended.append(await self._hand_off(request, rng.randint(1, MOST_BLOCKS)))
 
-        await asyncio.gather(*(one_after_the_other() for _ in range(_AT_ONCE)))
+        await asyncio.gather(*(one_after_the_other() for _ in range(AT_ONCE)))
 
     async def _hand_off(self, request: int, count: int) -> Ended:
         blocks = self._memory.pool.allocate(count)

@@ -17,7 +17,7 @@ import pytest
 
 import kvlink
 from kvlink import Limits, errors
-from kvlink.commands import Cancel, Command, Event, Offer, Pull
+from kvlink.commands import Add, Cancel, Command, Commit, Event, Offer, Pull, Push, Ready, Reserve
 
 BLOCKS, TOKENS = 512, 4
 STEP_LIMIT_S = 200e-6
@@ -96,7 +96,9 @@ def test_both_sides_get_an_outcome_and_a_release_with_their_tag(source: Side, ta
 
 def test_commands_are_made_without_anything_native_and_survive_an_encoding() -> None:
     commands = [Offer(blocks=[1, -1], ticket={"a": 1}, payload=b"p"), Pull(ticket={"a": 1}, blocks={"full": [2]})]
-    batch = [*commands, Cancel(commands[0].id)]
+    push = Push(ticket={"a": 1}, blocks=[1])
+    steps = [push, Add(push=push.id, blocks=[2]), Ready(push=push.id, layers=["a"]), Commit(push=push.id)]
+    batch = [*commands, Reserve(blocks=[1], num_tokens=4), *steps, Cancel(commands[0].id)]
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(batch), type=list[Command]) == batch
     assert len({command.id for command in commands}) == 2
 
@@ -141,6 +143,48 @@ def test_a_batch_with_something_that_is_no_command_starts_nothing(source: Side) 
     with pytest.raises(errors.InvalidArgument, match="make a new one"):
         source.node.submit([source.offer(2), good])
     assert source.node.holds()["shared"] == 1
+
+
+def test_a_push_is_reserved_begun_added_to_and_committed(source: Side, target: Side) -> None:
+    source.memory[:, 3], source.memory[:, 8] = 3, 8
+    reserve = Reserve(blocks=[9, 2], num_tokens=2 * TOKENS, label="request")
+    tickets = target.node.submit([reserve], tag=1)
+    assert list(tickets) == [reserve.id]
+    push = Push(ticket=tickets[reserve.id], blocks=[3])
+    ready = Ready(push=push.id, layers=["layers.0"], end_token=TOKENS)
+    source.node.submit([push, ready], tag=2)
+    assert source.node.completions() == []
+    more = [Add(push=push.id, blocks=[8]), Commit(push=push.id, payload=b"token")]
+    source.node.submit(more, tag=3)
+    outcome, released = target.events(2)
+    assert (outcome.id, outcome.error, outcome.payload, outcome.tag) == (reserve.id, None, b"token", 1)
+    assert (target.memory[:, 9] == 3).all()
+    assert (target.memory[:, 2] == 8).all()
+    pushed, _ = source.events(2)
+    assert (pushed.id, pushed.error, pushed.tag, pushed.handoff) == (push.id, None, 2, outcome.handoff)
+
+
+def test_a_step_that_is_refused_has_an_outcome_and_the_push_goes_on(source: Side, target: Side) -> None:
+    reserve = Reserve(blocks=[9], num_tokens=TOKENS)
+    push = Push(ticket=target.node.submit([reserve])[reserve.id], blocks=[3])
+    unknown, beyond = Commit(push="nobody-1"), Ready(push=push.id, end_token=TOKENS + 1)
+    stranger = Ready(push=push.id, layers=["layers.7"])
+    source.node.submit([push, unknown, beyond, stranger, Commit(push=push.id)], tag="a")
+    events = source.events(8)
+    refused = {event.id: type(event.error) for event in events if event.error is not None}
+    assert refused == {
+        unknown.id: errors.UnknownHandoff,
+        beyond.id: errors.InvalidArgument,
+        stranger.id: errors.InvalidArgument,
+    }
+    assert [event.kind for event in events if event.id == push.id] == ["outcome", "released"]
+    assert target.events(2)[0].error is None
+
+
+def test_a_reservation_that_is_refused_has_no_ticket(target: Side) -> None:
+    wrong = Reserve(blocks=[BLOCKS], num_tokens=TOKENS)
+    assert target.node.submit([wrong]) == {}
+    assert isinstance(target.events(2)[0].error, errors.InvalidArgument)
 
 
 def test_cancelling_what_nobody_knows_does_nothing(source: Side) -> None:

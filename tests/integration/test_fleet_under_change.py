@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from helpers.etcd_server import EtcdServer, needs_etcd
-from helpers.fleet_workers import Ended
+from helpers.fleet_workers import AT_ONCE, MOST_BLOCKS, Ended
 from helpers.processes import spawn_worker
 from helpers.soak import rounds
 
@@ -23,7 +23,7 @@ from kvlink.testing import Worker
 
 REQUESTS = rounds(320, 2000)
 PREFILL = DECODE = 4
-PREFILL_BLOCKS, DECODE_BLOCKS = 96, 64
+PREFILL_BLOCKS, DECODE_BLOCKS = 2 * AT_ONCE * MOST_BLOCKS, 64
 LIMIT_S = 60.0
 
 
