@@ -31,7 +31,8 @@ _LONGEST_CLOSE_S = 60.0
 class Follower:
     """Calls `happened` with each event of the handles that it follows: the outcome, and then the release.
 
-    One call at a time, in a thread of its own. What `happened` raises is logged.
+    One call at a time, in a thread of its own, which ends with the node at the latest. What `happened`
+    raises is logged.
 
     Raises
     ------
@@ -43,6 +44,7 @@ class Follower:
         from kvlink import _native
 
         engine = node._running.life.engine
+        self._running = node._running  # not the node, which nobody else may keep
         self._happened = happened
         self._completions = _native.Completions(cast("_native.Engine", engine))
         self._tokens = itertools.count(1)
@@ -74,7 +76,7 @@ class Follower:
     def _run(self) -> None:
         until: float | None = None
         try:
-            while not self._closing.is_set() or self._followed:
+            while self._followed or not (self._closing.is_set() or self._running.closed):
                 self._epoll.poll(_LOOK_AGAIN_S)
                 while events := self._completions.take(_MOST_EVENTS, resets_bell=False):
                     for token, released in events:
