@@ -18,6 +18,8 @@ _CONNECTION = "connections: "
 _COUNTERS = {
     "offers": ("kvlink_offers", "Offers made by this node."),
     "pulls": ("kvlink_pulls", "Pulls started by this node."),
+    "reservations": ("kvlink_reservations", "Reservations made by this node."),
+    "pushes": ("kvlink_pushes", "Pushes started by this node."),
     "succeeded": ("kvlink_handoffs_succeeded", "Offers and pulls that ended in success."),
     "failed": ("kvlink_handoffs_failed", "Offers and pulls that ended in an error."),
     "refused_claims": ("kvlink_claims_refused", "Claims of other nodes that were refused."),

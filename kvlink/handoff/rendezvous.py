@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -164,7 +165,8 @@ class Rendezvous:
         self._name = name
         self._lock = threading.RLock()
         self._announced: dict[str, _Waiting] = {}
-        self._expected: dict[str, Expectation] = {}
+        # One that its owner has let go of is expected no longer; and no table keeps a forgotten node alive.
+        self._expected: weakref.WeakValueDictionary[str, Expectation] = weakref.WeakValueDictionary()
         self._closed: KvlinkError | None = None
 
     def answer(self, question: Question) -> bytes:
@@ -223,14 +225,17 @@ class Rendezvous:
     def cancel(self, expectation: Expectation, why: KvlinkError) -> None:
         """Expect it no longer."""
         with self._lock:
-            self._expected = {key: one for key, one in self._expected.items() if one is not expectation}
+            for key, one in list(self._expected.items()):
+                if one is expectation:
+                    del self._expected[key]
         expectation.settle(error=why)
 
     def close(self, why: KvlinkError) -> None:
         """Fail what is expected, and forget what was announced. Idempotent."""
         with self._lock:
             self._closed = self._closed or why
-            expected, self._expected = list(self._expected.values()), {}
+            expected = list(self._expected.values())
+            self._expected.clear()
             self._announced = {}
         for one in expected:
             one.settle(error=why)
@@ -247,8 +252,9 @@ class Rendezvous:
 
     def _forget_late(self, now: float) -> None:
         self._announced = {key: one for key, one in self._announced.items() if one.until > now}
-        for key in [key for key, one in self._expected.items() if one.error is not None]:
-            del self._expected[key]
+        for key, one in list(self._expected.items()):
+            if one.error is not None:
+                del self._expected[key]
 
 
 def tell(

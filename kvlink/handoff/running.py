@@ -174,10 +174,10 @@ class Running:
 
     def ring(self) -> None:
         """Tell engines and awaiting coroutines of an event that is not the native core's."""
-        with self._closing:
-            if not self.closed:
-                os.eventfd_write(self.life.engine.fileno(), 1)
-                os.eventfd_write(self.life.engine.wake_fd(), 1)
+        engine = self.life.engine  # Its bells exist for as long as it does, closed or not.
+        with contextlib.suppress(OSError):
+            os.eventfd_write(engine.fileno(), 1)
+            os.eventfd_write(engine.wake_fd(), 1)
 
     def ask(self, address: str, kind: str, body: bytes, *, deadline_s: float, epoch: bytes = b"") -> bytes:
         """Return what the node at `address` answers, see ``Asker.ask``. Waits: not for a user's thread."""

@@ -16,6 +16,7 @@
 #include "kvlink/clock.hpp"
 #include "kvlink/handoff/offer_book.hpp"
 #include "kvlink/handoff/pull_book.hpp"
+#include "kvlink/transport/staged_sender.hpp"
 
 namespace kvlink::test {
 
@@ -53,6 +54,12 @@ class ScriptedTransfer final : public transport::Transfer {
 /// The transfers that were made, oldest first.
 inline std::vector<std::shared_ptr<ScriptedTransfer>>& transfers() {
   static std::vector<std::shared_ptr<ScriptedTransfer>> made;
+  return made;
+}
+
+/// How many senders were made since the last SourceSide began.
+inline std::size_t& senders_made() {
+  static std::size_t made = 0;
   return made;
 }
 
@@ -146,7 +153,7 @@ struct SourceSide : Node {
   HandoffId id{.epoch = {1}, .sequence = 7};
   std::shared_ptr<handoff::Handoff> handle;
 
-  explicit SourceSide(std::span<const handoff::Row> table) : book(services, table) {}
+  explicit SourceSide(std::span<const handoff::Row> table) : book(services, table) { senders_made() = 0; }
 
   void offer(std::uint32_t readers = 1, std::int64_t ttl_s = 10, std::int64_t cap_s = 300,
              transport::Integrity integrity = transport::Integrity::none) {
@@ -256,12 +263,35 @@ Reach::Started Reach::make_transfer(transport::Lane /*lane*/, std::shared_ptr<co
   test::transfers().push_back(made);
   return {made, nullptr};
 }
-std::shared_ptr<transport::StagedSender> Reach::make_sender(std::shared_ptr<const plan::Plan> /*plan*/,
-                                                            const AttemptId& /*attempt*/, Services& /*services*/,
+std::shared_ptr<transport::StagedSender> Reach::make_sender(std::shared_ptr<const plan::Plan> plan,
+                                                            const AttemptId& attempt, Services& services,
                                                             const std::string& /*peer*/,
                                                             std::span<const std::byte> /*chunk_address*/) {
-  throw Error(Code::lane_unavailable, "scripted");
+  ++test::senders_made();
+  return std::make_shared<transport::StagedSender>(std::move(plan), services.memory, nullptr, attempt, nullptr, 1,
+                                                   *services.copy_threads, services.waker);
 }
 void Reach::close() noexcept {}
 
 }  // namespace kvlink::handoff
+
+namespace kvlink::transport {
+
+// A sender that sends nothing, and has nothing left to send.
+struct StagedSender::State {};
+StagedSender::StagedSender(std::shared_ptr<const plan::Plan> /*plan*/, std::shared_ptr<const LocalMemory> /*source*/,
+                           std::shared_ptr<ucx::Endpoint> /*endpoint*/, const AttemptId& /*attempt*/,
+                           std::shared_ptr<ChunkPool> /*chunks*/, std::uint32_t /*window_chunks*/,
+                           CopyThreads& /*copy_threads*/, const Waker& /*waker*/) {}
+StagedSender::~StagedSender() = default;
+void StagedSender::start() noexcept {}
+bool StagedSender::advance() noexcept {
+  return false;
+}
+void StagedSender::credit(std::uint32_t /*chunks*/) noexcept {}
+void StagedSender::cancel() noexcept {}
+bool StagedSender::drained() const noexcept {
+  return true;
+}
+
+}  // namespace kvlink::transport

@@ -2,6 +2,7 @@
 //
 // With arguments `ROW GUARD` the books run on a table without that guard of that row: then some test must fail.
 // Stands in for: handoff/reach.cpp
+// Stands in for: transport/staged_sender.cpp
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -10,6 +11,7 @@
 #include <string>
 
 #include "checked_handoffs.hpp"
+#include "pushed_handoffs.hpp"
 #include "scripted_sides.hpp"
 
 namespace {
@@ -493,5 +495,6 @@ int main(int argc, char** argv) {
       NAMED(every_order_of_events_ends_a_pull_once),
   };
   tests.insert(tests.begin(), std::begin(test::kCheckedHandoffs), std::end(test::kCheckedHandoffs));
+  tests.insert(tests.end(), std::begin(test::kPushedHandoffs), std::end(test::kPushedHandoffs));
   return test::run(tests);
 }

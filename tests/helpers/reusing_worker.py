@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from helpers.tagged_pool import TaggedPool
+from kvlink.errors import KvlinkError
 from kvlink.testing import FaultScript, inject_faults
 
 RELEASED_S = 5.0
@@ -48,6 +49,64 @@ class ReusingWorker:
         self.pool.fill(self._blocks, first_tag=first_tag)
         return self._ended(self.offered, Counter())
 
+    def reserve(self, blocks: Sequence[int], *, script: FaultScript, **options: Any) -> dict[str, Any]:
+        """Reserve blocks, into which bytes come as the script says; returns the ticket."""
+        self.pool.check()
+        self._counted = inject_faults(self.pool.node, script)
+        self.reserved, self._blocks = self.pool.node.reserve(list(blocks), **options), blocks
+        return self.reserved.ticket
+
+    def finish_slot(
+        self, *, source_tags: Sequence[int], cancel_after_s: float | None, from_first_byte: bool, first_tag: int
+    ) -> Ended:
+        """As `pull`, for what was reserved."""
+        return self._finish(
+            self.reserved,
+            self._blocks,
+            source_tags=source_tags,
+            cancel_after_s=cancel_after_s,
+            from_first_byte=from_first_byte,
+            first_tag=first_tag,
+        )
+
+    def push(
+        self,
+        ticket: Any,
+        blocks: Sequence[int],
+        *,
+        pieces: Sequence[tuple[int, int]],
+        gap_s: float,
+        cancel_after_s: float | None,
+        first_tag: int,
+        **options: Any,
+    ) -> tuple[Ended, list[int]]:
+        """Push: one piece after another, with so much time in between; cancel at that time if one is given.
+
+        Refills the blocks the moment that they are released. Returns what they held, too.
+        """
+        self.pool.check()
+        tags = [self.pool.tags[block] for block in blocks]
+        handle = self.pool.node.push(ticket, list(blocks), **options)
+        began = time.perf_counter()
+        try:
+            for first, end in pieces:
+                handle.ready(tokens=range(first, end))
+                _spin(gap_s)
+            if cancel_after_s is None:
+                handle.commit()
+        except KvlinkError:
+            assert handle.error is not None, handle  # it has ended meanwhile
+        if cancel_after_s is not None:
+            _spin(max(0.0, cancel_after_s - (time.perf_counter() - began)))
+            handle.cancel()
+        assert handle.wait_released(timeout_s=RELEASED_S), handle
+        self.pool.fill(blocks, first_tag=first_tag)
+        return self._ended(handle, Counter()), tags
+
+    def tags(self, blocks: Sequence[int]) -> list[int]:
+        """What blocks are filled with."""
+        return [self.pool.tags[block] for block in blocks]
+
     def pull(
         self,
         ticket: Any,
@@ -65,15 +124,34 @@ class ReusingWorker:
         The time counts from the pull, or from when its first byte is seen.
         """
         self.pool.check()
-        counted = inject_faults(self.pool.node, script)
+        self._counted = inject_faults(self.pool.node, script)
         handle = self.pool.node.pull(ticket, blocks=list(blocks), **options)
+        return self._finish(
+            handle,
+            blocks,
+            source_tags=source_tags,
+            cancel_after_s=cancel_after_s,
+            from_first_byte=from_first_byte,
+            first_tag=first_tag,
+        )
+
+    def _finish(
+        self,
+        handle: Any,
+        blocks: Sequence[int],
+        *,
+        source_tags: Sequence[int],
+        cancel_after_s: float | None,
+        from_first_byte: bool,
+        first_tag: int,
+    ) -> Ended:
         while from_first_byte and handle.outcome is None and not self.pool.touched(blocks):
             pass
         if cancel_after_s is not None:
             _spin(cancel_after_s)
             handle.cancel()
         assert handle.wait_released(timeout_s=RELEASED_S), handle
-        words = Counter(midway=counted.read()["midway"])
+        words = Counter(midway=self._counted.read()["midway"])
         for block, tag in zip(blocks, source_tags, strict=True):
             words["came"] += self.pool.holding(block, tag)
             words["stayed"] += self.pool.holding(block, self.pool.tags[block])

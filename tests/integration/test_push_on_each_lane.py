@@ -95,4 +95,12 @@ def test_both_nodes_push_to_each_other_and_pull_from_each_other(pair: Pair) -> N
     pair.expect(back)
     pair.expected_source, pair.expected_target = pair.expected_target, pair.expected_source
     pair.verify()
+
+
+def test_a_push_goes_by_the_connection_that_a_pull_has_made(pair: Pair) -> None:
+    pair.open()
     pair.hand_over(SCATTERED)
+    pair.push_over(SCATTERED, COMMIT)
+    pair.hand_over(SCATTERED)
+    assert [peer["role"] for peer in pair.source.call("peers")] == ["claimant"]
+    assert [peer["role"] for peer in pair.target.call("peers")] == ["source"]

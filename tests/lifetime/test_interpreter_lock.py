@@ -36,6 +36,20 @@ def test_a_source_whose_interpreter_is_blocked_serves_a_running_handoff(pair: Pa
         pair.source.call("wait_released", offered, timeout_s=1)
 
 
+def test_a_target_whose_interpreter_is_blocked_is_pushed_to(pair: Pair) -> None:
+    pair.open()
+    pair.push_over(REQUEST, ("commit", {}))  # connecting is Python's work
+    reserved, ticket = pair.reserve(REQUEST)
+    pair.target.start("hold_gil", HELD_S / 4)
+    pushed = pair.push(ticket, REQUEST, ("commit", {}))
+    pair.source.call("wait", pushed, timeout_s=HELD_S)
+    ended = time.monotonic()
+    _, held_until = pair.target.result()
+    assert ended < held_until, "the push ended only when the interpreter was free again"
+    pair.target.call("wait", reserved, timeout_s=1)
+    pair.verify()
+
+
 def test_a_lease_ends_on_time_though_the_interpreter_is_blocked(pair: Pair) -> None:
     pair.open()
     pair.hand_over(REQUEST)

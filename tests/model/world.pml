@@ -10,6 +10,8 @@
    AGAIN      1: the owner offers the same id again after the offer ended
    WIDE       1: a claim of slot 2 may ask for more than is offered
    CHECKS     1: with integrity. Two versions have equal sums if they are one
+   PUSHES     1: the targets reserve, and the offer is a push into one of the reservations. Its owner computes one block
+              after another, in any order, says that each is ready, and commits in the end
 
    Versions: blocks that hold what epoch e offered have version 1 + e. Version 0 is anything else. */
 
@@ -23,6 +25,11 @@
 #define VALID 64
 #define CHECK 128
 #define SUMS 256
+#define PUSH 512
+#define DECLINE 1024
+#define READY0 2048      /* the first block is ready */
+#define READY1 4096
+#define COMMIT 8192
 
 /* By slot. */
 byte at_grant[4], at_part[4], at_pull[4];
@@ -42,6 +49,20 @@ bool held[4], outcome[4], released[4];
 
 /* Ghosts: what really happened, for the assertions only. */
 bool asked[4], gave_up[4], was_granted[4], was_refused[4], was_answered[4];
+
+/* Of a push: at the target, by slot, blocks as bits. */
+byte taken[4];           /* READY has come */
+byte pending[4];         /* of them, those that have not begun to move */
+byte only[4];            /* those that move */
+bool committed[4];       /* COMMIT has come */
+bool push_from[4];       /* the source's life that pushed last */
+
+/* And at the source. */
+byte pushed_to = NO;     /* the slot whose reservation it names */
+bool push_life;          /* the target's life that it is connected to */
+byte computed, said, told;
+bool owner_committed, told_commit;
+hidden byte piece;
 
 /* The source. */
 byte at_offer, validated, content;
@@ -77,11 +98,17 @@ hidden byte m, g, p, i, by_peer, from_target, from_life, from_source;
 #define IF_grant_same_attempt (number[g] == number[m])
 #define IF_grant_sums CHECKS
 #define IF_grant_unsummed true
-#define IF_offer_pushed false
-#define IF_grant_invited true
-#define IF_grant_pushed false
-#define IF_grant_committed true
-#define IF_part_pushed false
+#define IF_offer_pushed PUSHES
+#define IF_offer_same_peer (pushed_to == m && push_life == from_life && epoch == from_source)
+#define IF_grant_invited (!PUSHES || (pushed_to == m && push_life == from_life && epoch == from_source))
+#define IF_grant_pushed PUSHES
+#define IF_grant_committed (!PUSHES || told_commit)
+#define IF_part_pushed PUSHES
+#define IF_part_push_fits true
+#define IF_part_piece_fits (!(taken[p] & piece) && !committed[p])
+#define IF_part_covered (taken[p] == 3 && !committed[p])
+#define IF_part_has_pieces (pending[p] != 0)
+#define IF_part_complete (committed[p] && pending[p] == 0)
 #define IF_part_sums CHECKS
 #define IF_part_sums_here has_sums[p]
 #define IF_part_same_peer (life[p] == from_life && seen_source[p] == from_source)
@@ -120,9 +147,13 @@ inline GO_grant(to) {
 inline GO_part(to) {
   at_part[p] = to;
   if
+  :: to == AT_filling && copier[p] == 3 -> copier[p] = 0
+  :: else
+  fi;
+  if
   :: to == AT_none ->
      was_granted[p] = false; was_refused[p] = false; was_answered[p] = false;
-     if :: !LISTENS(p) -> net[p] = net[p] & (CLAIM | CHECK | CONFIRM | CANCEL | RENEW) :: else fi;
+     if :: !LISTENS(p) -> net[p] = net[p] & (CLAIM | CHECK | CONFIRM | CANCEL | RENEW | PUSH | DECLINE) :: else fi;
      if :: IF_part_drained -> copier[p] = 0 :: else fi
   :: else
   fi
@@ -131,7 +162,7 @@ inline GO_part(to) {
 inline to_target(s, message) { if :: LISTENS(s) -> net[s] = net[s] | message :: else fi }
 
 inline DO_offer_start_lease() {
-  content = (again -> 3 : 1 + epoch); offer_held = true; seen = true
+  content = (again -> 3 : 1 + epoch); computed = (PUSHES -> 0 : 3); offer_held = true; seen = true
 }
 inline DO_offer_wake_parked() {
   i = 0;
@@ -169,7 +200,13 @@ inline DO_offer_count_stale() { skip }
 
 inline DO_grant_claim_again() { net[m] = net[m] | CLAIM }
 inline DO_grant_send_grant() { to_target(m, GRANT); was_granted[m] = (at_part[m] != AT_none) }
-inline DO_grant_send_ready() { skip }
+/* What the owner has said, and the target was not told. COMMIT comes behind all of it. */
+inline DO_grant_send_ready() {
+  if :: (said & ~told & 1) -> to_target(g, READY0) :: else fi;
+  if :: (said & ~told & 2) -> to_target(g, READY1) :: else fi;
+  told = said;
+  if :: owner_committed && !told_commit -> told_commit = true; to_target(g, COMMIT) :: else fi
+}
 inline DO_grant_send_refuse() { to_target(m, REFUSE); was_refused[m] = (at_part[m] != AT_none) }
 inline DO_grant_count_refused() { skip }
 /* P4: a reader counts because it has asked, not because another has. */
@@ -187,7 +224,7 @@ inline DO_grant_tell_renew() { assert(READS(m)); offer_renew() }
 inline DO_grant_tell_read() { offer_read() }
 inline DO_grant_tell_dropped() { offer_dropped() }
 
-inline DO_pull_ask_parts() { at_part[p] = AT_connecting; held[p] = true }
+inline DO_pull_ask_parts() { at_part[p] = (PUSHES -> AT_reserved : AT_connecting); held[p] = true }
 inline DO_pull_confirm_parts() { part_confirm() }
 inline DO_pull_stop_parts() { part_stop(); pull_stopped() }
 /* P1: what is called right was offered under this ticket, and not reused while it was read. */
@@ -209,8 +246,13 @@ inline DO_pull_settle() { assert(!outcome[p]); outcome[p] = true }
 inline DO_pull_release() { assert(outcome[p] && !released[p] && !held[p]); released[p] = true }
 
 inline DO_part_send_claim() { net[p] = net[p] | CLAIM }
-inline DO_part_open_pieces() { skip }
-inline DO_part_look_on() { skip }
+/* From now on it is about the offer of the life that pushed, over the connection to that. */
+inline DO_part_adopt_source() { ticket[p] = push_from[p]; seen_source[p] = push_from[p] }
+inline DO_part_send_decline() { net[m] = net[m] | DECLINE }
+inline DO_part_open_pieces() { assert(was_granted[p]) }
+inline DO_part_take_piece() { taken[p] = taken[p] | piece; pending[p] = pending[p] | piece }
+inline DO_part_take_commit() { committed[p] = true }
+inline DO_part_look_on() { if :: at_part[p] == AT_filling -> part_look() :: else fi }
 inline DO_part_send_confirm() { net[p] = net[p] | CONFIRM; asked[p] = true }
 inline DO_part_send_cancel() { net[p] = net[p] | CANCEL; gave_up[p] = true }
 /* Acts only on what was sent to it. */
@@ -221,7 +263,13 @@ inline DO_part_queue() { skip }
 inline DO_part_send_check() { net[p] = net[p] | CHECK }
 inline DO_part_sum_blocks() { skip }
 inline DO_part_take_sums() { has_sums[p] = true }
-inline DO_part_start_transfer() { copier[p] = 1 }
+/* Of a push, one or both blocks: whatever is ready by now. */
+inline DO_part_start_transfer() {
+  if
+  :: PUSHES -> copier[p] = (pending[p] & 1 -> 1 : 2); only[p] = pending[p]; pending[p] = 0
+  :: else -> copier[p] = 1; only[p] = 3
+  fi
+}
 inline DO_part_cancel_transfer() { skip }
 inline DO_part_start_renewing() { skip }
 inline DO_part_stop_renewing() { skip }
@@ -285,8 +333,12 @@ inline start(s) {
 }
 
 /* The targets are alike, so the first to start is target 0, unless it is the one that crashes. */
-#define MAY_START(s) (!started[s] && starts < STARTS && \
+#define MAY_START(s) (!started[s] && starts < STARTS && (!PUSHES || s < 2) && \
                       (s == 0 || (s == 2 && (started[0] || DEATHS)) || (s % 2 == 1 && (outcome[s - 1] || dead[s - 1]))))
+
+/* The push's connection leads to the life that the target has now. */
+#define PUSH_TO(s) push_from[s] = epoch; push_life = life[s]; net[s] = net[s] | PUSH
+#define TOLD g = pushed_to; m = g; by_peer = 0; if :: g != NO -> if :: READS(g) -> grant_told() :: else fi :: else fi
 
 active [4] proctype slot() {
   byte s = _pid;
@@ -294,10 +346,21 @@ end:
   do
   :: d_step { MAY_START(s) ->
        ticket[s] = epoch; start(s) }
-  :: d_step { LIVES && epoch && MAY_START(s) ->
+  :: d_step { LIVES && !PUSHES && epoch && MAY_START(s) ->
        start(s) }  /* by a ticket of the source's life before */
   :: d_step { WIDE && s == 2 && MAY_START(s) -> wide[s] = true; ticket[s] = epoch; start(s) }
   :: d_step { at_part[s] == AT_connecting -> sent_by(s); p = s; part_ready() }
+  :: d_step { (net[s] & PUSH) -> net[s] = net[s] & ~PUSH; m = s; p = (at_part[s] != AT_none -> s : NO);
+       if :: !dead[s] -> part_push() :: else fi }
+  :: d_step { (net[s] & DECLINE) -> net[s] = net[s] & ~DECLINE; sent_by(s); from_source = push_from[s];
+       if :: push_from[s] == epoch && OFFER_LIVES -> offer_decline() :: else fi; check() }
+  /* The connection keeps the order of what the source says. */
+  :: d_step { (net[s] & READY0) && !(net[s] & GRANT) -> net[s] = net[s] & ~READY0; sent_by(s); piece = 1;
+       find_part(); part_piece() }
+  :: d_step { (net[s] & READY1) && !(net[s] & GRANT) -> net[s] = net[s] & ~READY1; sent_by(s); piece = 2;
+       find_part(); part_piece() }
+  :: d_step { (net[s] & COMMIT) && !(net[s] & (GRANT | READY0 | READY1)) -> net[s] = net[s] & ~COMMIT; sent_by(s);
+       find_part(); part_commit() }
   :: d_step { at_part[s] == AT_waiting -> p = s; part_admit() }
   :: d_step { at_part[s] == AT_moving || at_part[s] == AT_draining || at_part[s] == AT_checking -> p = s; part_turn() }
   :: d_step { at_pull[s] == AT_open || at_pull[s] == AT_confirming -> p = s; pull_deadline() }
@@ -306,9 +369,11 @@ end:
   :: d_step { at_grant[s] == AT_parked -> sent_by(s); g = s; by_peer = 0; grant_lapse() }
   /* The copier. It may be slow to stop; what it writes once the blocks are released would land in another request. */
   :: d_step { copier[s] == 1 -> assert(!released[s]);
-       read0[s] = (ticket[s] == epoch && at_part[s] == AT_moving -> content : 0); copier[s] = 2 }
+       read0[s] = (ticket[s] == epoch && at_part[s] == AT_moving && (computed & 1) -> content : 0);
+       copier[s] = (only[s] & 2 -> 2 : 3) }
   :: d_step { copier[s] == 2 -> assert(!released[s]);
-       read1[s] = (ticket[s] == epoch && at_part[s] == AT_moving && !wide[s] -> content : 0); copier[s] = 3 }
+       read1[s] = (ticket[s] == epoch && at_part[s] == AT_moving && !wide[s] && (computed & 2) -> content : 0);
+       copier[s] = 3 }
   :: d_step { copier[s] == 1 || copier[s] == 2 -> copier[s] = 4 }
   /* The source's copy threads sum what lies in its blocks, whatever that is by now. */
   :: d_step { summer[s] == 1 -> sum0[s] = content; summer[s] = 2 }
@@ -335,6 +400,12 @@ end:
   do
   :: d_step { at_offer == AT_none && !seen -> offer_offer(); check() }
   :: d_step { OFFER_LIVES -> offer_expire(); check() }
+  /* A push: to one of the reservations that there are; prefill computes; its owner says so. */
+  :: d_step { PUSHES && OFFER_LIVES && pushed_to == NO && started[0] && !dead[0] -> pushed_to = 0; PUSH_TO(0) }
+  :: d_step { PUSHES && OFFER_LIVES && pushed_to == NO && started[1] && !dead[1] -> pushed_to = 1; PUSH_TO(1) }
+  :: d_step { PUSHES && OFFER_LIVES && !(computed & 1) -> computed = computed | 1; said = said | 1; TOLD }
+  :: d_step { PUSHES && OFFER_LIVES && !(computed & 2) -> computed = computed | 2; said = said | 2; TOLD }
+  :: d_step { PUSHES && OFFER_LIVES && said == 3 && !owner_committed -> owner_committed = true; TOLD }
   :: d_step { OFFER_LIVES -> offer_cancel(); check() }
   /* The owner reuses its blocks once they are released. */
   :: d_step { offer_released && content != 0 -> content = 0 }
@@ -343,6 +414,7 @@ end:
   :: d_step { LIVES && !epoch ->
        epoch = 1; at_offer = AT_none; validated = 0; seen = false; content = 0;
        offer_held = false; offer_outcome = false; offer_released = false; death_unnoticed = false;
+       pushed_to = NO; push_life = 0; computed = 0; said = 0; told = 0; owner_committed = false; told_commit = false;
        at_grant[0] = AT_none; at_grant[1] = AT_none; at_grant[2] = AT_none; at_grant[3] = AT_none;
        crash_unnoticed[0] = started[0]; crash_unnoticed[1] = started[2] }
   :: d_step { crash_unnoticed[0] -> crash_unnoticed[0] = false; from_source = 0;
@@ -369,6 +441,10 @@ end:
        from_target = 0; from_life = 0; from_source = epoch; by_peer = 1; g = 0; m = 0;
        do
        :: g < 4 ->
+          if
+          :: PUSHES && g == pushed_to && at_offer == AT_offered && dead[g] -> m = g; offer_peer_lost()
+          :: else
+          fi;
           if
           :: at_grant[g] == AT_parked || READS(g) -> grant_peer_lost()
           :: else

@@ -54,6 +54,24 @@ async def decode_later(node: kvlink.Node, ticket: dict[str, Any]) -> bytes:
     return pull.payload
 
 
+def reserve(node: kvlink.Node) -> dict[str, Any]:
+    slot = node.reserve(blocks=[7, 1, 2], num_tokens=10, ttl_s=30, label="req-2")
+    assert_type(slot, kvlink.Slot)
+    slot.announce("127.0.0.1:7000", key="room-17").wait(timeout_s=1)
+    ticket: dict[str, Any] = slot.ticket
+    return ticket
+
+
+async def push(node: kvlink.Node, event: Any) -> None:
+    expected = await node.expect("room-17", deadline_s=5)
+    push = node.push(expected.ticket, blocks=[3, 9], deadline_s=10)
+    assert_type(push, kvlink.Push)
+    push.ready(layers=["layers.0"], tokens=range(0, 8), fence=event)
+    push.add(blocks=np.array([4], dtype=np.int32))
+    push.commit(payload=b"token")
+    assert_type(await push, kvlink.Push)
+
+
 def step(node: kvlink.Node, ticket: dict[str, Any]) -> list[str]:
     offer = commands.Offer(blocks=[1], ticket=ticket)
     node.submit([offer, commands.Pull(ticket=ticket, blocks=np.array([2], dtype=np.int32))], tag=7)

@@ -163,6 +163,7 @@ void Engine::dispatch(const PeerPtr& from, const Header& header, std::span<const
     case Kind::valid:
       return pulls_.on_valid(from, attempt);
     case Kind::push:
+      (void)run_tasks();  // It may be faster than the task that brings its reservation.
       if (const auto push = parse_push(body)) return pulls_.on_push(from, attempt.handoff, *push);
       return bad("PUSH");
     case Kind::ready:

@@ -298,8 +298,10 @@ inline constexpr Row kTransitions[] = {
     {Machine::grant, At::parked, On::peer_lost, {If::same_peer}, At::none, {}},
     // While the bytes of a pull move, or after those of a push: the source reads its blocks once more, on its copy
     // threads.
-    {Machine::grant, {At::granted, At::sending}, On::check,
-     {If::same_peer, If::same_attempt, If::sums, If::unsummed}, At::summing, {Do::start_sums}},
+    {Machine::grant, At::granted, On::check,
+     {If::same_peer, If::same_attempt, If::sums}, At::summing, {Do::start_sums}},
+    {Machine::grant, At::sending, On::check,
+     {If::same_peer, If::same_attempt, If::sums, If::unsummed}, At::same, {Do::start_sums}},
     {Machine::grant, kReadingOrNot, On::check, {}, At::same, {Do::count_stale}},
     // Sums are sent only while the grant lives, so what they are of is what was offered. Gone, nobody asks for them.
     {Machine::grant, {At::summing, At::sending}, On::summed,
