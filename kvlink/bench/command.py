@@ -9,6 +9,7 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from kvlink.bench.fan import FanRow, Shape
     from kvlink.bench.handoff import HandoffRow
     from kvlink.bench.idle import IdleRow
     from kvlink.bench.layouts import LayoutRow
@@ -49,6 +50,8 @@ _HANDOFF_COLUMNS = (
     "one large\nGB/s",
     "ratio",
 )
+
+_FAN_COLUMNS = ("lane", "peers", "block", "GB/s\nof all", "one to one\nGB/s", "ratio", "slowest\nto mean")
 
 _IDLE_COLUMNS = ("role", "peers", "CPU\n% of a core", "RSS\na peer", "descriptors\na peer", "threads")
 
@@ -196,6 +199,79 @@ def handoff(
         _print_handoffs(rows)
 
 
+_Peers = Annotated[str, typer.Option(help="Nodes on the side that has many, several by commas.")]
+_FanLane = Annotated[str, typer.Option(help="auto, mapped, vectored, get or staged.")]
+_FanBlock = Annotated[str, typer.Option(help="Bytes of a block, K and V together.")]
+
+
+@app.command()
+def fanout(
+    *,
+    peers: _Peers = "1,4,16",
+    block_bytes: _FanBlock = "64KiB",
+    total_bytes: _TotalBytes = "128MiB",
+    lane: _FanLane = "auto",
+    threads: _Threads = 1,
+    repeat: _Repeat = 7,
+    json: _Json = "",
+) -> None:
+    """Let many nodes read from one at once, next to one that reads as much."""
+    _fan("fanout", peers, block_bytes, total_bytes, lane=lane, threads=threads, repeat=repeat, json=json)
+
+
+@app.command()
+def incast(
+    *,
+    peers: _Peers = "1,4,16",
+    block_bytes: _FanBlock = "64KiB",
+    total_bytes: _TotalBytes = "128MiB",
+    lane: _FanLane = "auto",
+    threads: _Threads = 1,
+    repeat: _Repeat = 7,
+    json: _Json = "",
+) -> None:
+    """Let one node read from many at once, next to reading as much from one."""
+    _fan("incast", peers, block_bytes, total_bytes, lane=lane, threads=threads, repeat=repeat, json=json)
+
+
+def _fan(
+    shape: Shape,
+    peers: str,
+    block_bytes: str,
+    total_bytes: str,
+    *,
+    lane: str,
+    threads: int,
+    repeat: int,
+    json: str,
+) -> None:
+    from kvlink.bench.fan import FanSetting, measure_fan
+    from kvlink.bench.sizes import parse_numbers, parse_size
+    from kvlink.report import write_report
+
+    rows = [
+        measure_fan(
+            FanSetting(
+                shape=shape,
+                peers=count,
+                block_bytes=parse_size(block_bytes),
+                total_bytes=parse_size(total_bytes),
+                lane=lane,
+                threads=threads,
+                repeat=repeat,
+            )
+        )
+        for count in parse_numbers(peers)
+    ]
+    if json:
+        write_report(json, rows)
+    if not all(row["verified"] for row in rows):
+        typer.echo("kvlink bench: a target does not hold what its source offered", err=True)
+        raise typer.Exit(1)
+    if json != "-":
+        _print_fans(rows)
+
+
 @app.command()
 def idle(
     *,
@@ -334,6 +410,30 @@ def _print_handoffs(rows: list[HandoffRow]) -> None:
         _HANDOFF_COLUMNS,
         cells,
         caption="The ratio is to one handoff of all blocks at once, in turn. Every byte was verified.",
+    )
+
+
+def _print_fans(rows: list[FanRow]) -> None:
+    from kvlink.bench.sizes import format_size
+
+    cells = [
+        (
+            row["lane"],
+            f"{row['peers']}",
+            format_size(row["block_bytes"]),
+            f"{row['gbps']:.2f}",
+            f"{row['gbps_one_to_one']:.2f}",
+            f"{row['ratio_to_one_to_one']:.2f}",
+            f"{row['slowest_to_mean']:.2f}",
+        )
+        for row in rows
+    ]
+    many = "1 to many" if rows[0]["shape"] == "fanout" else "many to 1"
+    _print_table(
+        f"Handoffs at once, {many}: {format_size(rows[0]['total_bytes'])} in all, copy threads {rows[0]['threads']}",
+        _FAN_COLUMNS,
+        cells,
+        caption="Medians; the ratio is to one handoff of as many bytes, in turn. Every byte was verified.",
     )
 
 
