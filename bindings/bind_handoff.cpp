@@ -20,6 +20,7 @@
 #include "bindings.hpp"
 #include "handles.hpp"
 #include "kvlink/error.hpp"
+#include "kvlink/handoff/completions.hpp"
 #include "kvlink/handoff/engine.hpp"
 #include "kvlink/handoff/handoff.hpp"
 
@@ -38,6 +39,7 @@ using kvlink::bindings::lane_of;
 using kvlink::bindings::Table;
 using kvlink::bindings::tables_of;
 using kvlink::bindings::vector_of;
+using kvlink::handoff::Completions;
 using kvlink::handoff::Engine;
 using kvlink::handoff::Handoff;
 
@@ -229,21 +231,28 @@ using ErrorText = std::pair<std::string, std::string>;
 using FailedText =
     std::tuple<std::string, std::string, std::string, std::uint32_t, std::uint32_t, std::uint64_t, std::uint64_t>;
 
-nb::object error_of(const Handle& handle) {
-  const auto result = handle.handoff->result();
-  if (!result || !result->failure) return nb::none();
-  return nb::cast(ErrorText(class_name_of(result->failure->code), result->failure->message));
+nb::object error_in(const kvlink::handoff::Result& result) {
+  if (!result.failure) return nb::none();
+  return nb::cast(ErrorText(class_name_of(result.failure->code), result.failure->message));
 }
 
-std::vector<FailedText> failed_of(const Handle& handle) {
-  std::vector<FailedText> out;
+nb::object error_of(const Handle& handle) {
   const auto result = handle.handoff->result();
-  if (!result) return out;
-  for (const auto& range : result->failed) {
+  return result ? error_in(*result) : nb::none();
+}
+
+std::vector<FailedText> failed_in(const kvlink::handoff::Result& result) {
+  std::vector<FailedText> out;
+  for (const auto& range : result.failed) {
     out.emplace_back(range.group, range.layer, range.component, range.first_head, range.end_head, range.first_token,
                      range.end_token);
   }
   return out;
+}
+
+std::vector<FailedText> failed_of(const Handle& handle) {
+  const auto result = handle.handoff->result();
+  return result ? failed_in(*result) : std::vector<FailedText>();
 }
 
 nb::object outcome_of(const Handle& handle) {
@@ -252,12 +261,23 @@ nb::object outcome_of(const Handle& handle) {
   return nb::cast(result->failure ? "failed" : "succeeded");
 }
 
-nb::dict phases_of(const Handle& handle) {
+nb::dict phases_in(const kvlink::handoff::Result& result) {
   nb::dict out;
-  const auto result = handle.handoff->result();
-  if (!result) return out;
-  for (const auto& [name, seconds] : result->phases_s) out[name.c_str()] = seconds;
+  for (const auto& [name, seconds] : result.phases_s) out[name.c_str()] = seconds;
   return out;
+}
+
+nb::dict phases_of(const Handle& handle) {
+  const auto result = handle.handoff->result();
+  return result ? phases_in(*result) : nb::dict();
+}
+
+/// All that an event tells, from one copy of the result.
+nb::object ended_of(const Handle& handle) {
+  const auto result = handle.handoff->result();
+  if (!result) return nb::none();
+  return nb::make_tuple(error_in(*result), failed_in(*result), result->valid_prefix_tokens, result->bytes, result->lane,
+                        phases_in(*result), to_bytes(result->payload));
 }
 
 void bind_ends(nb::class_<Engine>& bound) {
@@ -351,6 +371,7 @@ void bind_handle(nb::module_& m) {
       .def_prop_ro("kind", [](const Handle& self) { return kvlink::handoff::role_name(self.handoff->role()); })
       .def_prop_ro("state", [](const Handle& self) { return kvlink::handoff::state_name(self.handoff->state()); })
       .def_prop_ro("outcome", &outcome_of)
+      .def_prop_ro("ended", &ended_of)
       .def_prop_ro("released", [](const Handle& self) { return self.handoff->released(); })
       .def_prop_ro("error", &error_of)
       .def_prop_ro("failed", &failed_of)
@@ -376,6 +397,12 @@ void bind_handle(nb::module_& m) {
                      return to_bytes(result ? result->payload : std::vector<std::byte>());
                    })
       .def(
+          "report_to",
+          [](const Handle& self, std::shared_ptr<Completions> completions, std::uint64_t token) {
+            self.handoff->report_to(std::move(completions), token);
+          },
+          "completions"_a, "token"_a, flag, "Have both events put there, also those that have come already.")
+      .def(
           "cancel", [](const Handle& self) { self.engine->cancel(self.handoff); }, flag)
       .def(
           "wait",
@@ -389,8 +416,27 @@ void bind_handle(nb::module_& m) {
 
 }  // namespace
 
+void bind_completions(nb::module_& m) {
+  nb::class_<Completions>(m, "Completions", "Events of submitted handoffs, until they are taken. Thread-safe.")
+      .def(nb::new_([](const Engine& engine) { return std::make_shared<Completions>(engine.bells()); }), "engine"_a,
+           "Ring the bells that `engine` rings.")
+      .def("add_ended", &Completions::add_ended, "token"_a, "Add both events of something that never started.")
+      .def(
+          "take",
+          [](Completions& self, std::size_t most, bool resets_bell) {
+            nb::list out;
+            for (const auto& entry : self.take(most, resets_bell))
+              out.append(nb::make_tuple(entry.token, entry.released));
+            return out;
+          },
+          "most"_a, nb::kw_only(), "resets_bell"_a,
+          "Return the oldest events as (token, whether it is the release). With `resets_bell`, `Engine.fileno` is read "
+          "empty, and stays readable if there are more.");
+}
+
 void bind_handoff(nb::module_& m) {
   bind_engine(m);
+  bind_completions(m);
   bind_handle(m);
   bind_push_handle(m);
 }

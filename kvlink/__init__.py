@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvlink import commands as commands
     from kvlink import errors as errors
+    from kvlink.commands import Event as Event
     from kvlink.config import Limits as Limits
     from kvlink.errors import KvlinkError as KvlinkError
     from kvlink.handoff import BlockPool as BlockPool
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from kvlink.layout import KVCache as KVCache
     from kvlink.memory import Buffer as Buffer
     from kvlink.memory import empty as empty
+    from kvlink.scheduler import DecodeService as DecodeService
     from kvlink.scheduler import DecodeWorker as DecodeWorker
     from kvlink.scheduler import Placement as Placement
     from kvlink.scheduler import Scheduler as Scheduler
@@ -31,9 +34,11 @@ __version__ = "0.1.0"
 _HOME = {
     "BlockPool": "kvlink.handoff",
     "Buffer": "kvlink.memory",
+    "DecodeService": "kvlink.scheduler",
     "DecodeWorker": "kvlink.scheduler",
     "KVCache": "kvlink.layout",
     "KvlinkError": "kvlink.errors",
+    "Event": "kvlink.commands",
     "Limits": "kvlink.config",
     "Node": "kvlink.handoff",
     "Offer": "kvlink.handoff",
@@ -49,7 +54,9 @@ _HOME = {
 __all__ = [
     "BlockPool",
     "Buffer",
+    "DecodeService",
     "DecodeWorker",
+    "Event",
     "KVCache",
     "KvlinkError",
     "Limits",
@@ -62,6 +69,7 @@ __all__ = [
     "Slot",
     "TicketMint",
     "__version__",
+    "commands",
     "empty",
     "errors",
 ]
@@ -71,8 +79,8 @@ def __getattr__(name: str) -> Any:
     """Load a public name from the module that defines it (PEP 562)."""
     from importlib import import_module
 
-    if name == "errors":
-        return import_module("kvlink.errors")
+    if name in ("commands", "errors"):
+        return import_module(f"kvlink.{name}")
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'kvlink' has no attribute {name!r}")

@@ -306,6 +306,20 @@ class Engine:
         Read an offer's blocks from its sources, each a (peer, epoch, sequence). `lane` may be empty: each peer's best. `integrity`, if not empty, is demanded of every source.
         """
 
+class Completions:
+    """Events of submitted handoffs, until they are taken. Thread-safe."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Ring the bells that `engine` rings."""
+
+    def add_ended(self, token: int) -> None:
+        """Add both events of something that never started."""
+
+    def take(self, most: int, *, resets_bell: bool) -> list[tuple[int, bool]]:
+        """
+        Return the oldest events as (token, whether it is the release). With `resets_bell`, `Engine.fileno` is read empty, and stays readable if there are more.
+        """
+
 class Handoff:
     """One handoff of this node. Thread-safe."""
 
@@ -331,6 +345,9 @@ class Handoff:
     def outcome(self) -> str | None: ...
 
     @property
+    def ended(self) -> tuple[Any, ...] | None: ...
+
+    @property
     def released(self) -> bool: ...
 
     @property
@@ -353,6 +370,9 @@ class Handoff:
 
     @property
     def payload(self) -> Bytes: ...
+
+    def report_to(self, completions: Completions, token: int) -> None:
+        """Have both events put there, also those that have come already."""
 
     def cancel(self) -> None: ...
 

@@ -64,7 +64,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put first what one process should have to itself: a compiler that others can wait for, imports of seconds."""
-    items.sort(key=lambda item: item.path.name not in ("test_programs.py", "test_engine_transformers.py"))
+    first = ("test_programs.py", "test_engine_transformers.py", "test_conformance.py")
+    items.sort(key=lambda item: item.path.name not in first)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -15,7 +15,8 @@ STAGES = [
     {"layout"},
     {"plan"},
     {"transport", "memory"},
-    {"handoff", "wire"},
+    {"handoff", "wire", "commands"},
+    {"directory"},
     {"scheduler", "__init__"},  # `import kvlink` gives the public names, which end here
     {"engines"},
     {"metrics", "sizing", "testing", "demo", "bench", "doctor", "report", "cli"},

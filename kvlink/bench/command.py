@@ -11,6 +11,7 @@ from kvlink.report import check_path
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from kvlink.bench.fan import Shape
     from kvlink.bench.tables import Table
 
 __all__ = ["app"]
@@ -131,6 +132,71 @@ def handoff(
         for at_once in parse_numbers(concurrent)
     ]
     _tell(_measure(measure_handoffs, settings, quiet=json == "-"), tables.HANDOFF, json)
+
+
+_Peers = Annotated[str, typer.Option(help="Nodes on the side that has many, several by commas.")]
+_FanLane = Annotated[str, typer.Option(help="auto, mapped, vectored, get or staged.")]
+_FanBlock = Annotated[str, typer.Option(help="Bytes of a block, K and V together.")]
+
+
+@app.command()
+def fanout(
+    *,
+    peers: _Peers = "1,4,16",
+    block_bytes: _FanBlock = "64KiB",
+    total_bytes: _TotalBytes = "128MiB",
+    lane: _FanLane = "auto",
+    threads: _Threads = 1,
+    repeat: _Repeat = 7,
+    json: _Json = "",
+) -> None:
+    """Let many nodes read from one at once, next to one that reads as much."""
+    _fan("fanout", peers, block_bytes, total_bytes, lane=lane, threads=threads, repeat=repeat, json=json)
+
+
+@app.command()
+def incast(
+    *,
+    peers: _Peers = "1,4,16",
+    block_bytes: _FanBlock = "64KiB",
+    total_bytes: _TotalBytes = "128MiB",
+    lane: _FanLane = "auto",
+    threads: _Threads = 1,
+    repeat: _Repeat = 7,
+    json: _Json = "",
+) -> None:
+    """Let one node read from many at once, next to reading as much from one."""
+    _fan("incast", peers, block_bytes, total_bytes, lane=lane, threads=threads, repeat=repeat, json=json)
+
+
+def _fan(
+    shape: Shape,
+    peers: str,
+    block_bytes: str,
+    total_bytes: str,
+    *,
+    lane: str,
+    threads: int,
+    repeat: int,
+    json: str,
+) -> None:
+    from kvlink.bench import tables
+    from kvlink.bench.fan import FanSetting, measure_fan
+    from kvlink.bench.sizes import parse_numbers, parse_size
+
+    settings = [
+        FanSetting(
+            shape=shape,
+            peers=count,
+            block_bytes=parse_size(block_bytes),
+            total_bytes=parse_size(total_bytes),
+            lane=lane,
+            threads=threads,
+            repeat=repeat,
+        )
+        for count in parse_numbers(peers)
+    ]
+    _tell(_measure(measure_fan, settings, quiet=json == "-"), tables.FAN, json)
 
 
 @app.command()

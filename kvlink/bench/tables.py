@@ -8,7 +8,7 @@ from typing import Any
 
 from kvlink.bench.sizes import format_size
 
-__all__ = ["HANDOFF", "IDLE", "LAYOUT", "PLAN", "TRANSFER", "Table", "print_table"]
+__all__ = ["FAN", "HANDOFF", "IDLE", "LAYOUT", "PLAN", "TRANSFER", "Table", "print_table"]
 
 _Row = Mapping[str, Any]
 
@@ -117,6 +117,23 @@ HANDOFF = Table(
         _number("ratio_to_one_large", "ratio"),
     ),
     caption="The ratio is to one handoff of all blocks at once, in turn. Every byte was verified.",
+)
+
+FAN = Table(
+    title=lambda row: (
+        f"Handoffs at once, {'1 to many' if row['shape'] == 'fanout' else 'many to 1'}: "
+        f"{format_size(row['total_bytes'])} in all, copy threads {row['threads']}"
+    ),
+    columns=(
+        _name("lane"),
+        _count("peers"),
+        _size("block_bytes", "block"),
+        _number("gbps", "GB/s\nof all"),
+        _number("gbps_one_to_one", "one to one\nGB/s"),
+        _number("ratio_to_one_to_one", "ratio"),
+        _number("slowest_to_mean", "slowest\nto mean"),
+    ),
+    caption="Medians; the ratio is to one handoff of as many bytes, in turn. Every byte was verified.",
 )
 
 IDLE = Table(

@@ -79,12 +79,8 @@ class Handle:
         """Why it failed; ``None`` while there is no outcome and after success."""
         if self._handoff.outcome != "failed":
             return None
-        name, message = self._handoff.error or ("TransportFailed", "no cause was recorded")
-        return error_class(name)(
-            message,
-            failed=self.failed,
-            valid_prefix_tokens=self._handoff.valid_prefix_tokens,
-        )
+        cause = self._handoff.error or ("TransportFailed", "no cause was recorded")
+        return self._explain(cause, self.failed, self._handoff.valid_prefix_tokens)
 
     @property
     def failed(self) -> tuple[FailedRange, ...]:
@@ -164,6 +160,12 @@ class Handle:
         self._node.check_usable("cancel", closed_too=False)
         self._handoff.cancel()
 
+    def _explain(
+        self, cause: tuple[str, str], failed: tuple[FailedRange, ...], valid_prefix_tokens: int
+    ) -> KvlinkError:
+        name, message = cause
+        return error_class(name)(message, failed=failed, valid_prefix_tokens=valid_prefix_tokens)
+
     async def _outcome(self: _H) -> _H:
         await self._node.until_event(lambda: self._handoff.outcome is not None)
         self.poll()
@@ -208,20 +210,6 @@ class Pull(Handle):
         self._contacts = contacts
 
     @property
-    def error(self) -> KvlinkError | None:
-        """Why it failed; ``None`` while there is no outcome and after success."""
-        error = super().error
-        if not isinstance(error, LayoutMismatch):
-            return error
-        # The native core carries a class and a text; what does not fit was found while connecting.
-        for contact in self._contacts:
-            if isinstance(contact.error, LayoutMismatch):
-                error.field = contact.error.field
-                error.source_value = contact.error.source_value
-                error.target_value = contact.error.target_value
-        return error
-
-    @property
     def payload(self) -> bytes:
         """The small bytes that came with the KV cache: first token, log probabilities and the like.
 
@@ -235,3 +223,16 @@ class Pull(Handle):
             If there is no outcome yet.
         """
         return self._payload()
+
+    def _explain(
+        self, cause: tuple[str, str], failed: tuple[FailedRange, ...], valid_prefix_tokens: int
+    ) -> KvlinkError:
+        error = super()._explain(cause, failed, valid_prefix_tokens)
+        if isinstance(error, LayoutMismatch):
+            # The native core carries a class and a text; what does not fit was found while connecting.
+            for contact in self._contacts:
+                if isinstance(contact.error, LayoutMismatch):
+                    error.field = contact.error.field
+                    error.source_value = contact.error.source_value
+                    error.target_value = contact.error.target_value
+        return error

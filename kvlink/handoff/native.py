@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kvlink.handoff.block_tables import BlockTable
 
 if TYPE_CHECKING:
-    from kvlink._native import Conversion, Template
+    from kvlink._native import Completions, Conversion, Template
 
 bytes_ = bytes
 """A handle has a property of that name."""
@@ -40,6 +40,10 @@ class NativeHandoff(Protocol):
         """``"succeeded"``, ``"failed"`` or ``None``."""
 
     @property
+    def ended(self) -> tuple[Any, ...] | None:
+        """Error, failed ranges, valid prefix, bytes, lane, phases and payload, once there is an outcome."""
+
+    @property
     def released(self) -> bool:
         """Whether nothing will touch the blocks any more."""
 
@@ -66,6 +70,9 @@ class NativeHandoff(Protocol):
     @property
     def payload(self) -> bytes:
         """Small bytes that came with the grant."""
+
+    def report_to(self, completions: Completions, token: int) -> None:
+        """Have both events put there, also those that have come already."""
 
     def cancel(self) -> None:
         """Ask to end it."""

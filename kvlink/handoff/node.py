@@ -24,6 +24,7 @@ from kvlink.handoff.handshake import Secret, secrets_of
 from kvlink.handoff.life import Life
 from kvlink.handoff.pushing import PushingNode
 from kvlink.handoff.running import NodeSettings, Running
+from kvlink.handoff.submitting import Submitting
 from kvlink.handoff.terms import OfferTerms
 from kvlink.handoff.ticket import Ticket, TicketSource, make_ticket, parse_ticket
 from kvlink.plan import check_conversions
@@ -39,7 +40,7 @@ _MOST_COPY_THREADS = 256
 _EXIT_DEADLINE_S = 1.0
 
 
-class Node(PushingNode):
+class Node(PushingNode, Submitting):
     """Offers the blocks of one cache to other nodes, and pulls theirs into it, or pushes. Thread-safe.
 
     Borrows the cache's memory until ``close`` has returned, and keeps it alive until then. A node
@@ -148,6 +149,11 @@ class Node(PushingNode):
     def epoch(self) -> str:
         """The node's present life, in hexadecimal: another one after every start and every ``resume``."""
         return self._running.life.epoch.hex()
+
+    @property
+    def limits(self) -> Limits:
+        """Its bounds on time, memory and peers."""
+        return self._limits
 
     @property
     def closed(self) -> bool:
@@ -295,10 +301,6 @@ class Node(PushingNode):
             label=label,
         )
         return Pull(handoff, self, title=operation, lasts_s=deadline_s, contacts=contacts)
-
-    def fileno(self) -> int:
-        """Return an eventfd that is readable once something happened to any handle; the caller reads it empty."""
-        return self._usable("fileno").life.engine.fileno()
 
     def peers(self) -> list[dict[str, Any]]:
         """Return how each peer stands: name, address, role, state, lanes, transports, handoffs and bytes.

@@ -86,6 +86,11 @@ class Push(Handle):
         """``<epoch>-<sequence>`` of the reservation: the same on both sides."""
         return self._reservation.reservation
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are reserved."""
+        return self._reservation.num_tokens
+
     def add(self, blocks: Blocks) -> None:
         """Add blocks, which follow those of before: as chunked prefill allocates them. Does not block.
 

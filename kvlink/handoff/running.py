@@ -154,6 +154,11 @@ class Running:
             raise Closed(f"{operation}: the node is closed")
 
     @property
+    def max_handoffs(self) -> int:
+        """How many may live at once."""
+        return self._settings.limits.max_handoffs
+
+    @property
     def name(self) -> str:
         """What peers and messages call the node."""
         return self._settings.name

@@ -8,7 +8,7 @@ import numpy as np
 from typing_extensions import assert_type
 
 import kvlink
-from kvlink import errors
+from kvlink import commands, errors
 
 memory = kvlink.empty((2, 8, 4, 2, 8), "float32")
 assert_type(memory, kvlink.Buffer)
@@ -70,6 +70,16 @@ async def push(node: kvlink.Node, event: Any) -> None:
     push.add(blocks=np.array([4], dtype=np.int32))
     push.commit(payload=b"token")
     assert_type(await push, kvlink.Push)
+
+
+def step(node: kvlink.Node, ticket: dict[str, Any]) -> list[str]:
+    offer = commands.Offer(blocks=[1], ticket=ticket)
+    node.submit([offer, commands.Pull(ticket=ticket, blocks=np.array([2], dtype=np.int32))], tag=7)
+    node.submit([commands.Cancel(offer.id)])
+    events = node.completions(max_events=16)
+    assert_type(events, list[kvlink.Event])
+    assert_type(events[0].error, kvlink.KvlinkError | None)
+    return [event.id for event in events if event.kind == "released"]
 
 
 with kvlink.Node(cache, name="decode-0", listen="127.0.0.1:0", secret=b"shared") as opened:

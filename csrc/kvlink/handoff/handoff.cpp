@@ -81,6 +81,18 @@ bool Handoff::wait_released(std::int64_t timeout_ns) const {
   return wait(timeout_ns, released_);
 }
 
+void Handoff::report_to(std::shared_ptr<Completions> completions, std::uint64_t token) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (outcome_) completions->add({.token = token, .released = false});
+    if (released_) completions->add({.token = token, .released = true});
+    completions_ = std::move(completions);
+    token_ = token;
+    if (!outcome_) return;
+  }
+  bells_->ring();
+}
+
 bool Handoff::settle(Result result) {
   {
     const std::lock_guard lock(mutex_);
@@ -88,6 +100,7 @@ bool Handoff::settle(Result result) {
     state_.store(result.failure ? State::failed : State::succeeded);
     result_ = std::move(result);
     outcome_ = true;
+    if (completions_) completions_->add({.token = token_, .released = false});
   }
   changed_.notify_all();
   bells_->ring();
@@ -99,6 +112,7 @@ void Handoff::release() {
     const std::lock_guard lock(mutex_);
     if (released_) return;
     released_ = true;
+    if (completions_) completions_->add({.token = token_, .released = true});
   }
   changed_.notify_all();
   bells_->ring();

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kvlink/error.hpp"
+#include "kvlink/handoff/completions.hpp"
 #include "kvlink/ids.hpp"
 #include "kvlink/transport/waker.hpp"
 
@@ -89,6 +90,9 @@ class Handoff {
   [[nodiscard]] bool wait_outcome(std::int64_t timeout_ns) const;
   [[nodiscard]] bool wait_released(std::int64_t timeout_ns) const;
 
+  /// From now on both events go there too, each once and in their order, also if they have come already.
+  void report_to(std::shared_ptr<Completions> completions, std::uint64_t token);
+
   void set_state(State state) noexcept { state_.store(state); }
   /// First call wins; later ones change nothing and return false.
   bool settle(Result result);
@@ -107,6 +111,8 @@ class Handoff {
   bool outcome_{false};
   bool released_{false};
   Result result_;
+  std::shared_ptr<Completions> completions_;  // null: nobody asked for them
+  std::uint64_t token_{0};
 };
 
 }  // namespace kvlink::handoff

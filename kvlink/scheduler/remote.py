@@ -1,0 +1,183 @@
+"""Handing a request to a decode worker that runs a ``DecodeService``: one try, and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from kvlink.directory import WorkerEntry
+from kvlink.errors import InvalidArgument, KvlinkError, PeerLost
+from kvlink.handoff import Node, Push
+from kvlink.handoff.asking import ask
+from kvlink.handoff.block_tables import Blocks
+from kvlink.scheduler.delivering import see_released
+from kvlink.scheduler.messages import RESERVE, STAND, WITHDRAW, Reserve, Reserved, Withdraw, pack, unpack
+
+__all__ = ["Mover", "NoRoom", "OurFault", "Parcel"]
+
+# Questions to one worker at a time. Each worker has threads of its own, so that a slow one holds up nobody else's.
+_ASKED_AT_ONCE = 4
+# A worker that does not answer for so long is given up, though the request's own deadline may be later.
+_ANSWER_S = 2.0
+_LEAST_S = 0.001
+
+
+class NoRoom(Exception):
+    """The worker has answered that it has none. Stays inside ``kvlink.scheduler``."""
+
+
+class OurFault(Exception):
+    """``error`` is of this side, and would be the same with any worker. Stays inside ``kvlink.scheduler``."""
+
+    def __init__(self, error: KvlinkError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parcel:
+    """What is to be handed over, wherever it goes."""
+
+    blocks: Blocks
+    num_tokens: int
+    room_tokens: int
+    payload: bytes
+    label: str
+
+
+class Mover:
+    """Asks workers for blocks and pushes into them. Thread-safe."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._process = os.urandom(8).hex()
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._callers: dict[str, ThreadPoolExecutor] = {}  # by epoch
+
+    async def move(
+        self, entry: WorkerEntry, parcel: Parcel, *, until: float, answered: Callable[[Reserved], None]
+    ) -> Push:
+        """Bring `parcel` to the worker of `entry`; return the push, which has succeeded and is released.
+
+        `answered` hears how the worker stands, as soon as that is known. However this ends, the
+        parcel's blocks are free of it, and the worker's go back to it.
+
+        Raises
+        ------
+        NoRoom
+            If the worker would not have it.
+        OurFault
+            If the push cannot begin, which no other worker can help.
+        KvlinkError
+            Whatever kept it from arriving.
+        """
+        request = f"{self._process}-{next(self._numbers)}"
+        try:
+            ticket = await self._reserve(entry, parcel, request, until=until, answered=answered)
+            push = self._begin(ticket, parcel, until=until)
+            try:
+                await push
+            except BaseException:
+                push.cancel()
+                raise
+            finally:
+                await see_released(push)
+        except NoRoom:
+            raise
+        except BaseException:
+            # Whatever it knows of this: a push that has failed here cannot succeed there.
+            self._withdraw(entry, request)
+            raise
+        return push
+
+    def ask_standing(self, entry: WorkerEntry) -> Future[bytes]:
+        """Ask a worker how it stands; what comes of that is a packed ``Reserved``."""
+        return self._ask(entry, STAND, b"", deadline_s=_ANSWER_S)
+
+    def forget(self, epoch: str) -> None:
+        """Let go of the threads for a worker that is gone."""
+        with self._lock:
+            caller = self._callers.pop(epoch, None)
+        if caller is not None:
+            caller.shutdown(wait=False)
+
+    def close(self) -> None:
+        """Let go of all threads; what is being asked ends with its own time."""
+        for epoch in list(self._callers):
+            self.forget(epoch)
+
+    async def _reserve(
+        self,
+        entry: WorkerEntry,
+        parcel: Parcel,
+        request: str,
+        *,
+        until: float,
+        answered: Callable[[Reserved], None],
+    ) -> dict[str, Any]:
+        remaining_s = max(_LEAST_S, until - time.monotonic())
+        question = Reserve(
+            request=request,
+            num_tokens=parcel.num_tokens,
+            room_tokens=parcel.room_tokens,
+            ttl_ms=max(1, round(1000 * remaining_s)),
+            label=parcel.label,
+        )
+        asked = self._ask(entry, RESERVE, pack(question), deadline_s=min(remaining_s, _ANSWER_S))
+        reserved = unpack(await asyncio.wrap_future(asked), Reserved)
+        answered(reserved)
+        if reserved.ticket is None:
+            raise NoRoom(f"{entry.name} has no room for {parcel.room_tokens} tokens")
+        return reserved.ticket
+
+    def _begin(self, ticket: dict[str, Any], parcel: Parcel, *, until: float) -> Push:
+        try:
+            push = self._node.push(
+                ticket,
+                parcel.blocks,
+                deadline_s=max(_LEAST_S, until - time.monotonic()),
+                label=parcel.label,
+            )
+        except KvlinkError as error:
+            raise OurFault(error) from error
+        try:
+            push.commit(payload=parcel.payload)
+        except InvalidArgument as error:
+            push.cancel()
+            raise OurFault(error) from error
+        return push
+
+    def _withdraw(self, entry: WorkerEntry, request: str) -> None:
+        """Tell the worker that nothing comes, without waiting: if it is gone, so are its blocks."""
+        with contextlib.suppress(RuntimeError):  # the scheduler is closed, and the reservation ends by its own time
+            self._ask(entry, WITHDRAW, pack(Withdraw(request=request)), deadline_s=_ANSWER_S)
+
+    def _ask(self, entry: WorkerEntry, kind: str, body: bytes, *, deadline_s: float) -> Future[bytes]:
+        until = time.monotonic() + deadline_s
+        with self._lock:
+            caller = self._callers.get(entry.epoch)
+            if caller is None:
+                caller = ThreadPoolExecutor(_ASKED_AT_ONCE, thread_name_prefix="kvlink-ask")
+                self._callers[entry.epoch] = caller
+            return caller.submit(self._ask_now, entry, kind, body, until)
+
+    def _ask_now(self, entry: WorkerEntry, kind: str, body: bytes, until: float) -> bytes:
+        def once() -> bytes:
+            remaining_s = max(_LEAST_S, until - time.monotonic())
+            return ask(self._node, entry.address, kind, body=body, deadline_s=remaining_s, epoch=entry.epoch)
+
+        try:
+            return once()
+        except PeerLost:
+            # The connection may have been an old one that the worker has just ended, or the answer is lost. It knows
+            # the request by its id, and does nothing twice.
+            return once()
