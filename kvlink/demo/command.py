@@ -23,8 +23,9 @@ __all__ = ["demo"]
 _UCX_LANES = ("get", "staged")
 _LANES = ("auto", "mapped", "vectored", *_UCX_LANES)
 _EXIT_TOKENS_DIFFER = 3
-# Of --compare: a document of about 1,500 tokens; as many tokens a chunk as engines take; medians of five.
+# Of --compare and --push: documents of about 1,500 and 2,000 tokens; as many tokens a chunk as engines take.
 _DOCUMENT_ENTRIES = 50
+_PUSHED_ENTRIES = 66
 _CHUNK_TOKENS = 256
 _REPEAT = 5
 
@@ -45,6 +46,9 @@ def demo(
     compare: Annotated[
         bool, typer.Option("--compare", help="Show what splitting is for: how long others wait for a long document.")
     ] = False,
+    push: Annotated[
+        bool, typer.Option("--push", help="Show what pushing layer by layer saves, while prefill computes.")
+    ] = False,
     json: Annotated[
         str, typer.Option(metavar="PATH", callback=check_path, help="Write the rows as JSON; - is standard output.")
     ] = "",
@@ -55,27 +59,34 @@ def demo(
     has the tokens of the reference, with 3 if only that comparison failed, and with 1 on any other error.
     """
     try:
+        _check_together(compare=compare, push=push, has_own=corrupt or (prefill, decode) != (1, 1))
         if compare:
-            if corrupt or (prefill, decode) != (1, 1):
-                raise ConfigError(
-                    "--compare has workers of its own, and goes without --prefill, --decode and --corrupt"
-                )
             _compare(document=(prompt, file), model=model, others=requests, lane=lane, json=json)
             return
-        options = _options(
-            prompts=_prompts(prompt, file, requests),
-            model=model,
-            workers=(prefill, decode),
-            lane=lane,
-            max_new_tokens=max_new_tokens,
-            corrupt=corrupt,
-        )
-        same = _run(options, json=json)
+        if push:
+            same = _push(document=(prompt, file), model=model, lane=lane, max_new_tokens=max_new_tokens, json=json)
+        else:
+            options = _options(
+                prompts=_prompts(prompt, file, requests),
+                model=model,
+                workers=(prefill, decode),
+                lane=lane,
+                max_new_tokens=max_new_tokens,
+                corrupt=corrupt,
+            )
+            same = _run(options, json=json)
     except (KvlinkError, OSError) as error:
         typer.echo(f"kvlink demo: {error}", err=True)
         raise typer.Exit(1) from None
     if not same:
         raise typer.Exit(_EXIT_TOKENS_DIFFER)
+
+
+def _check_together(*, compare: bool, push: bool, has_own: bool) -> None:
+    if compare and push:
+        raise ConfigError("--compare and --push are two demonstrations: run one after the other")
+    if (compare or push) and has_own:
+        raise ConfigError("--compare and --push have workers of their own: leave out --prefill, --decode and --corrupt")
 
 
 def _prompts(prompt: str | None, file: Path | None, requests: int) -> list[str]:
@@ -189,3 +200,36 @@ def _compare(
     display.show(make_comparison(rows))
     if json:
         write_report(json, rows)
+
+
+def _push(
+    *, document: tuple[str | None, Path | None], model: Path | None, lane: str, max_new_tokens: int, json: str
+) -> bool:
+    """Run ``--push``: print and write what was saved; return whether both ways gave the same tokens."""
+    from kvlink.demo.display import Display
+    from kvlink.demo.prompts import make_document
+    from kvlink.demo.push import PushOptions, push
+    from kvlink.demo.table import make_pushes
+    from kvlink.report import write_report
+
+    _check_lane(lane)
+    prompt, file = document
+    given = prompt is not None or file is not None
+    options = PushOptions(
+        model=_source_of(model),
+        prompts=(
+            _prompts(prompt, file, 1)[0] if given else make_document(entries=_PUSHED_ENTRIES),
+            *_prompts(None, None, 1),
+        ),
+        lane=lane,
+        threads=_threads(2),
+        max_new_tokens=max_new_tokens,
+        repeat=_REPEAT,
+    )
+    display = Display(file=sys.stderr if json == "-" else sys.stdout)
+    with display:
+        rows = push(options, display)
+    display.show(make_pushes(rows))
+    if json:
+        write_report(json, rows)
+    return all(row["same_tokens"] for row in rows)

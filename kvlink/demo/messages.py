@@ -14,6 +14,8 @@ __all__ = [
     "Adopt",
     "Answer",
     "Answered",
+    "Arrived",
+    "Committed",
     "Converted",
     "Counted",
     "CountTokens",
@@ -34,7 +36,10 @@ __all__ = [
     "Prefilled",
     "Pulled",
     "Ready",
+    "PushPrompt",
     "Released",
+    "ReserveRoom",
+    "Reserved",
     "Said",
     "Stage",
     "Start",
@@ -137,6 +142,24 @@ class Adopt(msgspec.Struct, frozen=True, tag=True):
     ticket: dict[str, Any]
     lane: str
     max_new_tokens: int
+
+
+class ReserveRoom(msgspec.Struct, frozen=True, tag=True):
+    """To a pushing worker that decodes: reserve blocks for a request, and answer it once they are filled."""
+
+    request: int
+    num_tokens: int
+    max_new_tokens: int
+    lane: str
+
+
+class PushPrompt(msgspec.Struct, frozen=True, tag=True):
+    """To a pushing worker that prefills: push a prompt's KV into what `ticket` reserves, layer by layer or at once."""
+
+    request: int
+    prompt: str
+    ticket: dict[str, Any]
+    by_layer: bool
 
 
 class Halt(msgspec.Struct, frozen=True, tag=True):
@@ -253,6 +276,31 @@ class Said(msgspec.Struct, frozen=True, tag=True):
     pull_s: float = 0.0
 
 
+class Reserved(msgspec.Struct, frozen=True, tag=True):
+    """From a pushing worker: blocks are reserved under this ticket."""
+
+    request: int
+    ticket: dict[str, Any]
+
+
+class Committed(msgspec.Struct, frozen=True, tag=True):
+    """From a pushing worker: prefill ended at this time, of the host's monotonic clock, and the push has succeeded."""
+
+    request: int
+    prefill_s: float
+    committed_at_s: float
+
+
+class Arrived(msgspec.Struct, frozen=True, tag=True):
+    """From a pushing worker: all was there at this time of the same clock; and what it decoded from that."""
+
+    request: int
+    arrived_at_s: float
+    lane: str
+    kv_bytes: int
+    tokens: list[int]
+
+
 class Halted(msgspec.Struct, frozen=True, tag=True):
     """From a serving worker: no request is left, and no block is taken."""
 
@@ -274,7 +322,21 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-ToWorker = Start | CountTokens | OpenPool | Prefill | Answered | Decode | Generate | Join | HandOver | Adopt | Halt
+ToWorker = (
+    Start
+    | CountTokens
+    | OpenPool
+    | Prefill
+    | Answered
+    | Decode
+    | Generate
+    | Join
+    | HandOver
+    | Adopt
+    | ReserveRoom
+    | PushPrompt
+    | Halt
+)
 FromWorker = (
     Stage
     | Converted
@@ -290,6 +352,9 @@ FromWorker = (
     | TicketMade
     | Said
     | Halted
+    | Reserved
+    | Committed
+    | Arrived
     | Answer
     | Failed
 )

@@ -6,7 +6,7 @@ from typing import TypedDict
 
 from kvlink.demo.messages import Answer, Decoded, Offered, Prefilled, Pulled
 
-__all__ = ["CompareRow", "Row", "describe_difference", "first_difference", "make_row"]
+__all__ = ["CompareRow", "PushRow", "Row", "describe_difference", "first_difference", "make_row"]
 
 
 class Row(TypedDict):
@@ -44,6 +44,28 @@ class Row(TypedDict):
     first_difference: int | None
     corrupted_block: int | None
     text: str
+
+
+class PushRow(TypedDict):
+    """One way of pushing one prompt. Medians over the repetitions; milliseconds.
+
+    Exposed is the time from the end of the prefill until everything is in the decode worker; saved is how much less
+    of it there is than at once, and ``total`` counts the prefill, too. ``same_tokens``: as decoded after the other way.
+    """
+
+    way: str
+    prompt_tokens: int
+    kv_bytes: int
+    lane: str
+    repeat: int
+    prefill_ms_median: float
+    exposed_ms_median: float
+    exposed_ms_min: float
+    exposed_ms_max: float
+    exposed_ratio_to_at_once: float
+    total_ratio_to_at_once: float
+    saved_ms_median: float
+    same_tokens: bool
 
 
 class CompareRow(TypedDict):

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from rich import box
 from rich.table import Table
 
-from kvlink.demo.rows import CompareRow, Row
+from kvlink.demo.rows import CompareRow, PushRow, Row
 
-__all__ = ["make_comparison", "make_table"]
+__all__ = ["make_comparison", "make_pushes", "make_table"]
 
 # More handoffs than this get one line each, and fewer numbers; up to this, one column each.
 _MOST_COLUMNS = 4
@@ -80,6 +80,31 @@ def make_comparison(rows: Sequence[CompareRow]) -> Table:
             f"{row['ratio_to_shared']:.2f}",
             f"{row['document_ttft_ms_median']:,.0f}",
             "yes" if row["same_tokens"] else "no",
+        )
+    return table
+
+
+def make_pushes(rows: Sequence[PushRow]) -> Table:
+    """Return a table with a line for each way of pushing each prompt."""
+    table = Table(
+        title="KV pushed while prefill computes, and at once",
+        caption=f"Medians of {rows[0]['repeat']}. Exposed: from the end of the prefill until all is there.",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    for name in ("", "lane", "prompt", "KV MB", "prefill ms", "exposed ms", "min", "max", "ratio", "total", "same"):
+        table.add_column(name, justify="left" if name in ("", "lane") else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row["way"],
+            row["lane"],
+            f"{row['prompt_tokens']:,}",
+            f"{row['kv_bytes'] / 1e6:.1f}",
+            f"{row['prefill_ms_median']:,.0f}",
+            *(f"{row[key]:.1f}" for key in ("exposed_ms_median", "exposed_ms_min", "exposed_ms_max")),
+            f"{row['exposed_ratio_to_at_once']:.2f}",
+            f"{row['total_ratio_to_at_once']:.2f}",
+            "yes" if row["same_tokens"] else "NO",
         )
     return table
 

@@ -13,6 +13,7 @@ from kvlink.demo.decode_worker import run_decode
 from kvlink.demo.messages import Converted, Failed, Loaded, Stage, Start
 from kvlink.demo.model import LanguageModel
 from kvlink.demo.prefill_worker import run_prefill
+from kvlink.demo.pushing_worker import run_pushing
 from kvlink.demo.reference_worker import run_reference
 from kvlink.demo.serving_worker import run_serving
 from kvlink.demo.weights import convert, find_model
@@ -57,5 +58,6 @@ _ROLES: dict[str, Callable[[Start, Channel], None]] = {
     "reference": lambda start, channel: run_reference(_load(start, channel), channel),
     "prefill": lambda start, channel: run_prefill(start.name, _load(start, channel), channel),
     "decode": lambda start, channel: run_decode(start.name, _load(start, channel), channel),
+    "pushing": lambda start, channel: run_pushing(start.name, _load(start, channel), channel),
     "serving": lambda start, channel: run_serving(start.name, _load(start, channel), channel),
 }

@@ -11,7 +11,7 @@ the same tokens. Layers with a sliding window keep all their tokens; the model's
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import kvlink
@@ -115,9 +115,10 @@ class PagedPool:
 class _PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     """One layer of one sequence: writes new tokens to their slots, gathers all for attention."""
 
-    def __init__(self, sequence: PagedSequence, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def __init__(self, sequence: PagedSequence, index: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__()
         self.sequence = sequence
+        self.index = index
         self.slotted_keys = keys.flatten(0, 1)
         self.slotted_values = values.flatten(0, 1)
         self.num_tokens = 0
@@ -139,6 +140,8 @@ class _PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.slotted_keys[slots[begin:end]] = key_states[0].transpose(0, 1)
         self.slotted_values[slots[begin:end]] = value_states[0].transpose(0, 1)
         self.num_tokens = end
+        if self.sequence.on_layer is not None:
+            self.sequence.on_layer(self.index, range(begin, end))
         return self._gather(self.slotted_keys, slots), self._gather(self.slotted_values, slots)
 
     @staticmethod
@@ -168,16 +171,24 @@ class PagedSequence(Cache):  # type: ignore[misc]
     Pass it as ``model(..., cache=sequence)``. With `blocks` and `num_tokens` it starts from
     blocks that hold tokens already, for example because a pull has filled them. It takes more
     blocks from the pool's allocator when it outgrows those it has. ``blocks`` lists what it holds; freeing
-    them is the caller's.
+    them is the caller's. `on_layer` is told each time that a layer has stored tokens.
     """
 
-    def __init__(self, pool: PagedPool, *, blocks: Sequence[int] = (), num_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        pool: PagedPool,
+        *,
+        blocks: Sequence[int] = (),
+        num_tokens: int = 0,
+        on_layer: Callable[[int, range], None] | None = None,
+    ) -> None:
         if num_tokens > len(blocks) * pool.block_tokens:
             raise InvalidArgument(f"make a paged sequence: {len(blocks)} blocks cannot hold {num_tokens} tokens")
         self.pool = pool
+        self.on_layer = on_layer
         self.blocks = list(blocks)
         self._slots = pool.slots_of(self.blocks)
-        layers = [_PagedLayer(self, keys, values) for keys, values in pool.tensor]
+        layers = [_PagedLayer(self, index, keys, values) for index, (keys, values) in enumerate(pool.tensor)]
         for layer in layers:
             layer.num_tokens = num_tokens
         super().__init__(layers=layers)
@@ -237,12 +248,20 @@ class TransformersEngine:
             raise
         return Prefilled(blocks=blocks, num_tokens=len(token_ids), first_token=first_token)
 
-    def prefill_chunks(self, token_ids: Sequence[int], *, blocks: Sequence[int], chunk_tokens: int) -> Iterator[int]:
+    def prefill_chunks(
+        self,
+        token_ids: Sequence[int],
+        *,
+        blocks: Sequence[int],
+        chunk_tokens: int,
+        on_layer: Callable[[int, range], None] | None = None,
+    ) -> Iterator[int]:
         """Compute the KV of `token_ids` into `blocks`, some tokens at a time, so that decodes can go on in between.
 
-        Yields after each chunk the token that follows it; the last one is the first token of the answer.
+        Yields after each chunk the token that follows it; the last one is the first token of the answer. `on_layer`
+        is told of each layer, ``layers.<index>`` of the cache, as soon as the keys and values of tokens are there.
         """
-        sequence = PagedSequence(self.pool, blocks=blocks)
+        sequence = PagedSequence(self.pool, blocks=blocks, on_layer=on_layer)
         for begin in range(0, len(token_ids), chunk_tokens):
             yield self._forward(sequence, token_ids[begin : begin + chunk_tokens])
 

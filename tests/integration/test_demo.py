@@ -106,6 +106,23 @@ def test_the_three_ways_of_serving_are_compared_over_the_same_requests(model, tm
     assert f"when {split['document_tokens']} tokens arrive" in result.output
 
 
+@pytest.mark.slow
+def test_a_push_layer_by_layer_gives_the_tokens_of_one_at_once(model, tmp_path, monkeypatch):
+    monkeypatch.setattr("kvlink.demo.command._REPEAT", 2)
+    (tmp_path / "document.txt").write_text("A long document. " * 18)
+    report = tmp_path / "report.json"
+    options = ("--file", tmp_path / "document.txt", "--max-new-tokens", 9, "--json", report)
+    result = run_demo("--push", "--model", model, *options)
+    assert result.exit_code == 0, result.output
+    rows = json.loads(report.read_text())["rows"]
+    assert [row["way"] for row in rows] == ["at once", "layer by layer"] * 2
+    assert rows[0]["prompt_tokens"] == rows[1]["prompt_tokens"] > rows[2]["prompt_tokens"]
+    bytes_per_token = 3 * 2 * 2 * 8 * 4
+    assert all(row["kv_bytes"] == row["prompt_tokens"] * bytes_per_token for row in rows)
+    assert all(row["same_tokens"] and row["exposed_ms_median"] > 0 and row["lane"] == "mapped" for row in rows)
+    assert [row["exposed_ratio_to_at_once"] for row in rows[::2]] == [1, 1]
+
+
 def test_the_longest_stall_counts_only_what_lies_in_the_time_asked_for():
     times = [0.0, 1.0, 4.0, 5.0, 9.0]
     assert longest_stall(times, begin=1.5, end=6.0) == 2.5, "from the arrival on, not from the token before it"
@@ -127,7 +144,8 @@ def test_a_prompt_that_the_model_cannot_take_is_refused():
         (("--corrupt", "--max-new-tokens", 1), "--corrupt needs --max-new-tokens 2"),
         (("--model", "."), "there is no config.json in it"),
         (("--file", "no-such-file"), "No such file"),
-        (("--compare", "--corrupt"), "--compare has workers of its own"),
+        (("--compare", "--corrupt"), "have workers of their own"),
+        (("--compare", "--push"), "run one after the other"),
         (("--prompt", " "), "the prompt is empty"),
     ],
 )
