@@ -127,6 +127,7 @@ class Answerer:
         """End all sessions, and refuse new ones. Idempotent."""
         self._closed = True
         self.end_sessions(deadline)
+        self._handlers.clear()  # They may refer to whoever owns this object.
 
     def _enter(self, link: FramedSocket) -> _Session:
         session = _Session(link=link, idle_since=time.monotonic())

@@ -25,8 +25,9 @@ CALL_BACK = "call_back"
 """The question: connect here, as one who reads everything. The answer: the digest of the share."""
 
 # The other side's word that it is connected comes a moment before or after the connection itself. One
-# that it believes in and that is gone here is made anew when it is asked again.
-_ASK_AGAIN_S = 0.5
+# that it believes in and that is gone here is made anew once it has noticed: it is asked again, less and less often.
+_ASK_AGAIN_S = 0.02
+_MOST_ASK_AGAIN_S = 0.5
 _DIGESTS_KEPT = 1024
 
 
@@ -146,13 +147,15 @@ class Caller:
 
     def _call(self, calling: _Calling) -> tuple[bytes, int]:
         target, epoch = calling.target, calling.target.epoch_bytes
+        patience_s = _ASK_AGAIN_S
         while True:
             calling.deadline.slice_s()
             remaining_s = calling.deadline.remaining_s
             digest = self._asker.ask(target.address, CALL_BACK, b"", deadline_s=remaining_s, epoch=epoch)
-            peer = self._claimants.wait_for(epoch, digest, calling.deadline, most_s=_ASK_AGAIN_S)
+            peer = self._claimants.wait_for(epoch, digest, calling.deadline, most_s=patience_s)
             if peer is not None:
                 return digest, peer
+            patience_s = min(2 * patience_s, _MOST_ASK_AGAIN_S)
 
 
 def answer_call(question: Question, dialer: Dialer) -> bytes:

@@ -2,6 +2,7 @@
 // its id is not offered twice.
 //
 // Stands in for: handoff/reach.cpp
+// Stands in for: transport/staged_sender.cpp
 #include <memory>
 #include <string>
 

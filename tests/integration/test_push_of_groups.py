@@ -79,5 +79,6 @@ def test_pieces_move_what_one_pull_moves(sides: list[Side], order: tuple[int, ..
     for layer in LAYERS:
         assert np.array_equal(target.memory[layer], reader.memory[layer]), layer
     assert slot.bytes == pull.bytes > 0
-    assert slot.wait_released(timeout_s=5)
+    for handle in (slot, push, offer):
+        assert handle.wait_released(timeout_s=5)
     assert not any((*source.node.holds().values(), *target.node.holds().values()))

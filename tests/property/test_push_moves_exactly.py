@@ -18,7 +18,7 @@ from property.test_handoff_moves_exactly import Case, cases
 import kvlink
 
 #: Pushes a lane.
-CASES_PER_LANE = int(os.environ.get("KVLINK_PUSH_CASES", str(rounds(16, 200))))
+CASES_PER_LANE = int(os.environ.get("KVLINK_PUSH_CASES", str(rounds(10, 200))))
 SEED = int(os.environ.get("KVLINK_PROPERTY_SEED", "20"))
 PIECEWISE = kvlink.Limits(push_at_once_tokens=0)
 

@@ -14,10 +14,11 @@ from helpers import dialect_0
 from unit.fake_engine import FakeEngine, wait_until
 
 import kvlink
-from kvlink import errors
-from kvlink.handoff import running
+from kvlink import errors, wire
+from kvlink.handoff import handshake, running
 from kvlink.handoff.answer import Question
 from kvlink.handoff.deadline import Deadline
+from kvlink.handoff.framed_socket import FramedSocket
 
 MakeNode = Callable[..., kvlink.Node]
 
@@ -228,3 +229,22 @@ def test_what_is_too_large_is_not_sent_and_a_dialer_that_says_nothing_costs_a_bo
     with socket.create_connection((host, int(port)), timeout=5) as silent:
         assert silent.recv(1 << 16) is not None  # told off, or hung up
     wait_until(lambda: asked.counters().get("connections: DeadlineExceeded") == 1)
+
+
+@pytest.mark.parametrize("rubbish", [b"\xc1", b"\x80", wire.encode(wire.Answer(number=0)), bytes(600 << 10)])
+def test_what_is_no_question_ends_that_session_and_no_other(make_node: MakeNode, rubbish: bytes) -> None:
+    asked, asker = make_node("asked"), make_node("asker")
+    answer_at(asked, lambda question: b"fine")
+    host, _, port = asked.address.rpartition(":")
+    link = FramedSocket(socket.create_connection((host, int(port)), timeout=5), Deadline(5.0))
+    try:
+        handshake.prove(link, (b"",))
+        handshake.receive(link, wire.IntroduceSource)
+        handshake.send(link, wire.IntroduceAsker(epoch=bytes(16), name="hostile", address="127.0.0.1:1"))
+        link.send(rubbish)
+        with pytest.raises(errors.ProtocolError, match="refused"):
+            handshake.receive(link, wire.Answer)
+    finally:
+        link.close()
+    wait_until(lambda: asked.counters().get("connections: ProtocolError") == 1)
+    assert ask_at(asker, asked) == b"fine"
