@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import os
 import threading
@@ -158,7 +157,7 @@ class Mover:
 
     def _withdraw(self, entry: WorkerEntry, request: str) -> None:
         """Tell the worker that nothing comes, without waiting: if it is gone, so are its blocks."""
-        with contextlib.suppress(RuntimeError):  # the scheduler is closed, and the reservation ends by its own time
+        if entry.epoch in self._callers:  # not once it has left the directory
             self._ask(entry, WITHDRAW, pack(Withdraw(request=request)), deadline_s=_ANSWER_S)
 
     def _ask(self, entry: WorkerEntry, kind: str, body: bytes, *, deadline_s: float) -> Future[bytes]:

@@ -342,6 +342,26 @@ def test_the_blocking_forms_hand_off_too(prefill: Prefill, decoder: Callable[...
     assert worker.memory.values(worker.arrived.get(timeout=5).blocks["full"]) == [7]
 
 
+@pytest.mark.expects_warnings
+async def test_an_engine_that_fails_to_take_a_request_over_loses_no_blocks(
+    prefill: Prefill, directory: StaticDirectory
+) -> None:
+    memory, pool = Memory(), kvlink.BlockPool(BLOCKS)
+    was_called = threading.Event()
+
+    def fail(arrival: Arrival) -> None:
+        was_called.set()
+        raise RuntimeError("the engine is broken")
+
+    with kvlink.Node(memory.cache, name="broken", copy_threads=1) as node:
+        service = DecodeService(node, PoolAllocator({"full": pool}), on_ready=fail, directory=directory)
+        assert (await prefill.hand_off(1)).worker == "broken"
+        assert was_called.wait(timeout=5)
+        service.close()
+        assert pool.counts() == (BLOCKS, 0, 0)
+        assert service.counters()["arrived"] == 1
+
+
 def test_limits_are_told(decoder: Callable[..., Decoder]) -> None:
     worker = decoder("decode-0")
     assert worker.service.entry().window_bytes == Limits().node_window_bytes
