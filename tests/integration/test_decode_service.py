@@ -205,6 +205,27 @@ async def test_what_nobody_takes_fails_by_its_deadline_and_says_who_was_asked(
     assert prefill.node.holds() == {"shared": 0, "exclusive": 0, "quarantined": 0, "handoffs": 0}
 
 
+async def test_a_prefill_that_still_runs_is_pushed_layer_by_layer(
+    prefill: Prefill, decoder: Callable[..., Decoder]
+) -> None:
+    full, worker = decoder("full", blocks=2 * BLOCKS), decoder("decode-0")
+    full.pool.allocate(2 * BLOCKS)
+    prefill.memory.tensor[:, 7] = 8
+    placement = await prefill.scheduler.place(num_tokens=2 * TOKENS + 3)
+    push = await prefill.scheduler.begin(placement, blocks=[7], num_tokens=2 * TOKENS, ttl_s=10, label="req-1")
+    assert push.target == "decode-0"  # the other one has refused
+    push.ready(tokens=range(TOKENS))
+    prefill.memory.tensor[:, 2] = 3
+    push.add(blocks=[2])
+    push.commit(payload=b"first")
+    await push
+    arrival = worker.arrived.get(timeout=5)
+    assert (arrival.label, arrival.payload, arrival.handoff) == ("req-1", b"first", push.id)
+    assert worker.memory.values(arrival.blocks["full"][:2]) == [8, 3]
+    with pytest.raises(errors.InvalidArgument, match="given back"):
+        await prefill.scheduler.begin(placement, blocks=[7], num_tokens=TOKENS)
+
+
 async def test_bad_arguments_are_the_callers_and_go_nowhere(prefill: Prefill, decoder: Callable[..., Decoder]) -> None:
     worker = decoder("decode-0")
     placement = await prefill.scheduler.place(num_tokens=4)
