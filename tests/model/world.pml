@@ -105,8 +105,9 @@ hidden byte m, g, p, i, by_peer, from_target, from_life, from_source;
 #define IF_grant_committed (!PUSHES || told_commit)
 #define IF_part_pushed PUSHES
 #define IF_part_push_fits true
-#define IF_part_piece_fits (!(taken[p] & piece) && !committed[p])
-#define IF_part_covered (taken[p] == 3 && !committed[p])
+/* The source here is honest, see DO_part_take_piece. */
+#define IF_part_piece_fits true
+#define IF_part_covered true
 #define IF_part_has_pieces (pending[p] != 0)
 #define IF_part_complete (committed[p] && pending[p] == 0)
 #define IF_part_sums CHECKS
@@ -250,8 +251,10 @@ inline DO_part_send_claim() { net[p] = net[p] | CLAIM }
 inline DO_part_adopt_source() { ticket[p] = push_from[p]; seen_source[p] = push_from[p] }
 inline DO_part_send_decline() { net[m] = net[m] | DECLINE }
 inline DO_part_open_pieces() { assert(was_granted[p]) }
-inline DO_part_take_piece() { taken[p] = taken[p] | piece; pending[p] = pending[p] | piece }
-inline DO_part_take_commit() { committed[p] = true }
+inline DO_part_take_piece() {
+  assert(!(taken[p] & piece) && !committed[p]); taken[p] = taken[p] | piece; pending[p] = pending[p] | piece
+}
+inline DO_part_take_commit() { assert(taken[p] == 3 && !committed[p]); committed[p] = true }
 inline DO_part_look_on() { if :: at_part[p] == AT_filling -> part_look() :: else fi }
 inline DO_part_send_confirm() { net[p] = net[p] | CONFIRM; asked[p] = true }
 inline DO_part_send_cancel() { net[p] = net[p] | CANCEL; gave_up[p] = true }
