@@ -26,8 +26,8 @@ BLOCKS = 6
 USED = 5
 BLOCK_BYTES = 256 << 10
 STRETCH_S = 0.012
-#: Of all aborts, those between the first and the last byte of a piece.
-LEAST_MIDWAY = 0.15
+#: Of all aborts, those between the first and the last byte of a piece. On the lane staged most pieces are one chunk.
+LEAST_MIDWAY = 0.04
 ABORTS = ("midway", "midway", "midway", "target", "source", "expiry", "deadline", "nobody")
 ENDS = {"None", "Cancelled", "TicketExpired", "DeadlineExceeded", "AlreadyClaimed"}
 
