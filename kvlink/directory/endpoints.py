@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -12,7 +13,7 @@ from kvlink.errors import ConfigError
 if TYPE_CHECKING:
     from etcd3gw.client import Etcd3Client
 
-__all__ = ["Backoff", "Endpoint", "EtcdConnection", "EtcdFailed", "parse_endpoints"]
+__all__ = ["Backoff", "Certificates", "Endpoint", "EtcdConnection", "EtcdFailed", "parse_endpoints"]
 
 _T = TypeVar("_T")
 
@@ -61,6 +62,22 @@ def _parse(text: str) -> Endpoint:
     return parts.scheme, host, port
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificates:
+    """Paths of PEM files, for endpoints that begin with ``https://``.
+
+    Attributes
+    ----------
+    authority
+        Of whoever has signed etcd's certificate; ``None``: the authorities that ``requests`` knows.
+    own
+        This side's certificate and its key, where etcd asks for one.
+    """
+
+    authority: str | None = None
+    own: tuple[str, str] | None = None
+
+
 class Backoff:
     """How long to wait after one more failure: twice as long each time, up to a second, and never just that."""
 
@@ -82,8 +99,9 @@ class Backoff:
 class EtcdConnection:
     """A connection of one thread, to another endpoint after each failure."""
 
-    def __init__(self, endpoints: Sequence[Endpoint], *, timeout_s: float) -> None:
+    def __init__(self, endpoints: Sequence[Endpoint], *, timeout_s: float, certificates: Certificates) -> None:
         self._endpoints = endpoints
+        self._certificates = certificates
         self._timeout_s = timeout_s
         self._number = random.randrange(len(endpoints))
         self._client: Etcd3Client | None = None
@@ -134,6 +152,8 @@ class EtcdConnection:
 
             session: Any = requests.Session()
             session.trust_env = False  # etcd is inside: no proxy of the environment leads to it
+            session.verify = self._certificates.authority or True
+            session.cert = self._certificates.own
             protocol, host, port = self._endpoints[self._number]
             self._client = Etcd3Client(
                 host=host, port=port, protocol=protocol, timeout=self._timeout_s, session=session

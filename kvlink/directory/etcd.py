@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kvlink.directory.endpoints import Backoff, Endpoint, EtcdConnection, EtcdFailed, parse_endpoints
+from kvlink.directory.endpoints import Backoff, Certificates, EtcdConnection, EtcdFailed, parse_endpoints
 from kvlink.directory.listing import Listing, Registration, Watchers, WorkerEntry
 from kvlink.errors import ConfigError, KvlinkError
 
@@ -55,6 +55,9 @@ class EtcdDirectory:
         What the keys begin with: schedulers and workers that are to find each other use the same.
     ttl_s
         How long a worker that has died stays listed; etcd counts it in whole seconds.
+    ca_cert, client_cert
+        Paths of PEM files for endpoints with TLS: who has signed etcd's certificate, and this side's
+        own certificate and key.
 
     Raises
     ------
@@ -63,12 +66,22 @@ class EtcdDirectory:
         cannot be reached is no error: it may come.
     """
 
-    def __init__(self, endpoints: Sequence[str], *, prefix: str = "/kvlink/decode/", ttl_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        *,
+        prefix: str = "/kvlink/decode/",
+        ttl_s: float = 5.0,
+        ca_cert: str | None = None,
+        client_cert: tuple[str, str] | None = None,
+    ) -> None:
         if not _TTL_BOUNDS_S[0] <= ttl_s <= _TTL_BOUNDS_S[1]:
             raise ConfigError(f"etcd: ttl_s is {ttl_s!r}, outside [{_TTL_BOUNDS_S[0]:g}, {_TTL_BOUNDS_S[1]:g}]")
         if not prefix:
             raise ConfigError("etcd: prefix must not be empty")
-        self._endpoints = parse_endpoints(endpoints)
+        parsed = parse_endpoints(endpoints)
+        certificates = Certificates(authority=ca_cert, own=client_cert)
+        self._connect = partial(EtcdConnection, parsed, timeout_s=ttl_s / _RENEWALS_A_LEASE, certificates=certificates)
         self._prefix = prefix
         self._ttl_s = ttl_s
         self._lock = threading.Lock()
@@ -90,7 +103,7 @@ class EtcdDirectory:
         `entry` is called again at each renewal of the lease, and after ``changed``. While it
         raises a ``KvlinkError``, as a suspended node does, nothing is listed.
         """
-        registration = _EtcdRegistration(self._endpoints, self._prefix, ttl_s=self._ttl_s, entry=entry)
+        registration = _EtcdRegistration(self._connect(), self._prefix, ttl_s=self._ttl_s, entry=entry)
         with self._lock:
             self._check_open()
             self._registrations.append(registration)
@@ -113,7 +126,7 @@ class EtcdDirectory:
         with self._lock:
             if self._reader is None:
                 self._check_open()
-                self._reader = _Reader(self._endpoints, self._prefix, timeout_s=self._ttl_s / _RENEWALS_A_LEASE)
+                self._reader = _Reader(self._connect(), self._prefix, timeout_s=self._ttl_s / _RENEWALS_A_LEASE)
             return self._reader
 
     def _check_open(self) -> None:
@@ -124,9 +137,9 @@ class EtcdDirectory:
 class _Reader:
     """The thread that keeps the listing as etcd has it."""
 
-    def __init__(self, endpoints: Sequence[Endpoint], prefix: str, *, timeout_s: float) -> None:
+    def __init__(self, connection: EtcdConnection, prefix: str, *, timeout_s: float) -> None:
         self.watchers = Watchers(Listing(stale=True))
-        self._connection = EtcdConnection(endpoints, timeout_s=timeout_s)
+        self._connection = connection
         self._timeout_s = timeout_s
         self._range = {"key": _base64(prefix), "range_end": _base64(_after(prefix))}
         self._found: dict[str, tuple[int, WorkerEntry]] = {}  # by key, with the revision that made it
@@ -233,9 +246,9 @@ class _EtcdRegistration:
     """The thread that keeps one worker's entry in etcd, under a lease that it renews."""
 
     def __init__(
-        self, endpoints: Sequence[Endpoint], prefix: str, *, ttl_s: float, entry: Callable[[], WorkerEntry]
+        self, connection: EtcdConnection, prefix: str, *, ttl_s: float, entry: Callable[[], WorkerEntry]
     ) -> None:
-        self._connection = EtcdConnection(endpoints, timeout_s=ttl_s / _RENEWALS_A_LEASE)
+        self._connection = connection
         self._prefix = prefix
         self._ttl_s = ttl_s
         self._entry = entry

@@ -87,6 +87,11 @@ class Push(Handle):
         return self._reservation.reservation
 
     @property
+    def target(self) -> str:
+        """Name of the node that has reserved."""
+        return self._reservation.target.name
+
+    @property
     def num_tokens(self) -> int:
         """Tokens that are reserved."""
         return self._reservation.num_tokens

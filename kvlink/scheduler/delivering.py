@@ -4,15 +4,46 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
+from dataclasses import dataclass
 from typing import Any
 
-from kvlink.handoff import Handle, Offer
+from kvlink.handoff import Handle, Node, Offer
+from kvlink.handoff.block_tables import Blocks
 from kvlink.scheduler.book import DecodeWorker
+from kvlink.scheduler.reports import HandOffReport
 
-__all__ = ["deliver", "see_released"]
+__all__ = ["Parcel", "hand_over", "see_released"]
 
 
-async def deliver(worker: DecodeWorker, offer: Offer) -> Any:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parcel:
+    """What is to be handed over, wherever it goes."""
+
+    blocks: Blocks
+    num_tokens: int
+    room_tokens: int
+    payload: bytes
+    label: str
+
+
+async def hand_over(node: Node, worker: DecodeWorker, parcel: Parcel, *, ttl_s: float) -> HandOffReport:
+    """Offer `parcel`, send the ticket to `worker`, and wait until it has read everything."""
+    started = time.monotonic()
+    offer = node.offer(
+        parcel.blocks, num_tokens=parcel.num_tokens, ttl_s=ttl_s, label=parcel.label, payload=parcel.payload
+    )
+    reply = await _deliver(worker, offer)
+    return HandOffReport(
+        worker=worker.name,
+        handoff=offer.id,
+        seconds=time.monotonic() - started,
+        phases_s=offer.phases_s,
+        reply=reply,
+    )
+
+
+async def _deliver(worker: DecodeWorker, offer: Offer) -> Any:
     """Send the ticket and wait for the reading; when either fails, withdraw the offer."""
     sending = asyncio.ensure_future(_send(worker, offer.ticket))
     reading = asyncio.ensure_future(_outcome(offer))

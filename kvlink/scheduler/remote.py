@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import os
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 from kvlink.directory import WorkerEntry
-from kvlink.errors import InvalidArgument, KvlinkError, PeerLost
+from kvlink.errors import Busy, InvalidArgument, KvlinkError, PeerLost
 from kvlink.handoff import Node, Push
 from kvlink.handoff.asking import ask
-from kvlink.handoff.block_tables import Blocks
-from kvlink.scheduler.delivering import see_released
+from kvlink.scheduler.delivering import Parcel, see_released
 from kvlink.scheduler.messages import RESERVE, STAND, WITHDRAW, Reserve, Reserved, Withdraw, pack, unpack
 
-__all__ = ["Mover", "NoRoom", "OurFault", "Parcel"]
+__all__ = ["Mover", "NoRoom", "OurFault", "as_error"]
 
 # Questions to one worker at a time. Each worker has threads of its own, so that a slow one holds up nobody else's.
 _ASKED_AT_ONCE = 4
@@ -42,17 +39,6 @@ class OurFault(Exception):
         self.error = error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parcel:
-    """What is to be handed over, wherever it goes."""
-
-    blocks: Blocks
-    num_tokens: int
-    room_tokens: int
-    payload: bytes
-    label: str
-
-
 class Mover:
     """Asks workers for blocks and pushes into them. Thread-safe."""
 
@@ -64,7 +50,7 @@ class Mover:
         self._callers: dict[str, ThreadPoolExecutor] = {}  # by epoch
 
     async def move(
-        self, entry: WorkerEntry, parcel: Parcel, *, until: float, answered: Callable[[Reserved], None]
+        self, entry: WorkerEntry, *, parcel: Parcel, until: float, answered: Callable[[Reserved], None]
     ) -> Push:
         """Bring `parcel` to the worker of `entry`; return the push, which has succeeded and is released.
 
@@ -80,24 +66,25 @@ class Mover:
         KvlinkError
             Whatever kept it from arriving.
         """
-        request = f"{self._process}-{next(self._numbers)}"
+        request = self._fresh_id()
+        push = await self._reserve_and_begin(entry, parcel, request, until=until, answered=answered)
         try:
-            ticket = await self._reserve(entry, parcel, request, until=until, answered=answered)
-            push = self._begin(ticket, parcel, until=until)
-            try:
-                await push
-            except BaseException:
+            push.commit(payload=parcel.payload)
+            await push
+        except InvalidArgument as error:
+            raise OurFault(error) from error
+        finally:
+            if push.outcome != "succeeded":
                 push.cancel()
-                raise
-            finally:
-                await see_released(push)
-        except NoRoom:
-            raise
-        except BaseException:
-            # Whatever it knows of this: a push that has failed here cannot succeed there.
-            self._withdraw(entry, request)
-            raise
+                self._withdraw(entry, request)  # a push that has failed here cannot succeed there
+            await see_released(push)
         return push
+
+    async def begin(
+        self, entry: WorkerEntry, *, parcel: Parcel, until: float, answered: Callable[[Reserved], None]
+    ) -> Push:
+        """Reserve at the worker of `entry`, and return a push that has begun. Raises as ``move`` does."""
+        return await self._reserve_and_begin(entry, parcel, self._fresh_id(), until=until, answered=answered)
 
     def ask_standing(self, entry: WorkerEntry) -> Future[bytes]:
         """Ask a worker how it stands; what comes of that is a packed ``Reserved``."""
@@ -114,6 +101,34 @@ class Mover:
         """Let go of all threads; what is being asked ends with its own time."""
         for epoch in list(self._callers):
             self.forget(epoch)
+
+    def _fresh_id(self) -> str:
+        return f"{self._process}-{next(self._numbers)}"
+
+    async def _reserve_and_begin(
+        self,
+        entry: WorkerEntry,
+        parcel: Parcel,
+        request: str,
+        *,
+        until: float,
+        answered: Callable[[Reserved], None],
+    ) -> Push:
+        try:
+            ticket = await self._reserve(entry, parcel, request, until=until, answered=answered)
+            return self._push(ticket, parcel, until=until)
+        except NoRoom:
+            raise
+        except BaseException:
+            self._withdraw(entry, request)  # whatever it knows of this
+            raise
+
+    def _push(self, ticket: dict[str, Any], parcel: Parcel, *, until: float) -> Push:
+        remaining_s = max(_LEAST_S, until - time.monotonic())
+        try:
+            return self._node.push(ticket, parcel.blocks, deadline_s=remaining_s, label=parcel.label)
+        except KvlinkError as error:
+            raise OurFault(error) from error
 
     async def _reserve(
         self,
@@ -139,26 +154,9 @@ class Mover:
             raise NoRoom(f"{entry.name} has no room for {parcel.room_tokens} tokens")
         return reserved.ticket
 
-    def _begin(self, ticket: dict[str, Any], parcel: Parcel, *, until: float) -> Push:
-        try:
-            push = self._node.push(
-                ticket,
-                parcel.blocks,
-                deadline_s=max(_LEAST_S, until - time.monotonic()),
-                label=parcel.label,
-            )
-        except KvlinkError as error:
-            raise OurFault(error) from error
-        try:
-            push.commit(payload=parcel.payload)
-        except InvalidArgument as error:
-            push.cancel()
-            raise OurFault(error) from error
-        return push
-
     def _withdraw(self, entry: WorkerEntry, request: str) -> None:
         """Tell the worker that nothing comes, without waiting: if it is gone, so are its blocks."""
-        with contextlib.suppress(RuntimeError):  # the scheduler is closed, and the reservation ends by its own time
+        if entry.epoch in self._callers:  # not once it has left the directory
             self._ask(entry, WITHDRAW, pack(Withdraw(request=request)), deadline_s=_ANSWER_S)
 
     def _ask(self, entry: WorkerEntry, kind: str, body: bytes, *, deadline_s: float) -> Future[bytes]:
@@ -181,3 +179,8 @@ class Mover:
             # The connection may have been an old one that the worker has just ended, or the answer is lost. It knows
             # the request by its id, and does nothing twice.
             return once()
+
+
+def as_error(failure: KvlinkError | NoRoom) -> KvlinkError:
+    """Return why a worker did not take a request, as users see it."""
+    return failure if isinstance(failure, KvlinkError) else Busy(str(failure))

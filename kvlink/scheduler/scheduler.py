@@ -15,10 +15,9 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Coroutine, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
-from typing import Any, TypeVar
 
 from kvlink.directory import Directory, Listing, WorkerEntry
 from kvlink.errors import (
@@ -34,14 +33,15 @@ from kvlink.errors import (
     PeerUnreachable,
     StalePeer,
 )
-from kvlink.handoff import Node
+from kvlink.handoff import Node, Push
 from kvlink.handoff.arguments import check_count, check_seconds
 from kvlink.handoff.block_tables import Blocks
+from kvlink.scheduler.blocking import run_blocking
 from kvlink.scheduler.book import Book, DecodeWorker, Placement, Shelf
-from kvlink.scheduler.delivering import deliver
+from kvlink.scheduler.delivering import Parcel, hand_over
 from kvlink.scheduler.messages import Reserved, unpack
 from kvlink.scheduler.policies import MostRoom, Policy
-from kvlink.scheduler.remote import Mover, NoRoom, OurFault, Parcel
+from kvlink.scheduler.remote import Mover, NoRoom, OurFault, as_error
 from kvlink.scheduler.reports import HandOffReport, Tried
 from kvlink.scheduler.waiting import Waiter, Waiting
 
@@ -57,8 +57,6 @@ _ASKING_PAUSE_S = 0.01
 _ASKED_AT_ONCE = 8
 # What says that a worker cannot be reached, rather than that it does not want this request.
 _OUT_OF_REACH = (PeerLost, PeerUnreachable, StalePeer, DeadlineExceeded, AuthenticationFailed, NotReady, Closed)
-
-_T = TypeVar("_T")
 
 
 class Scheduler:
@@ -217,8 +215,54 @@ class Scheduler:
         until = time.monotonic() + check_seconds(ttl_s, called="hand off: ttl_s")
         worker = self._worker_of(placement)
         if isinstance(worker, DecodeWorker):
-            return await self._deliver(placement, worker, parcel, ttl_s=ttl_s)
-        return await self._hand_on(placement, parcel, until)
+            try:
+                return await hand_over(self._node, worker, parcel, ttl_s=ttl_s)
+            except BaseException:
+                self.release(placement)
+                raise
+        started = time.monotonic()
+        move = partial(self._mover.move, parcel=parcel, until=until)
+        push, tried = await self._hand_on(placement, parcel, until, move)
+        return HandOffReport(
+            worker=push.target,
+            handoff=push.id,
+            seconds=time.monotonic() - started,
+            phases_s=push.phases_s,
+            tried=tuple(tried),
+        )
+
+    async def begin(
+        self,
+        placement: Placement,
+        *,
+        blocks: Blocks,
+        num_tokens: int,
+        ttl_s: float = 30.0,
+        label: str = "",
+    ) -> Push:
+        """Reserve at the placement's worker, or another one if that refuses, for prefill that still runs.
+
+        Returns a push that has begun with the first `blocks` of `num_tokens` tokens: say ``add``,
+        ``ready`` and ``commit`` to it. It stays with its worker; if it fails, place the request again
+        and hand it off. Only workers of a directory are pushed to; their room is theirs to give back.
+
+        Raises
+        ------
+        InvalidArgument
+            As in ``hand_off``, or if the placement is on a ``DecodeWorker``.
+        KvlinkError
+            The leaf that the last try to reserve failed with; its message tells all of them.
+        """
+        check_count(num_tokens, low=0, high=placement.num_tokens, called="begin: num_tokens")
+        until = time.monotonic() + check_seconds(ttl_s, called="begin: ttl_s")
+        if isinstance(self._worker_of(placement), DecodeWorker):
+            raise InvalidArgument(f"begin at {placement.worker}: only workers of a directory can be pushed to")
+        parcel = Parcel(
+            blocks=blocks, num_tokens=num_tokens, room_tokens=placement.num_tokens, payload=b"", label=label
+        )
+        reserve = partial(self._mover.begin, parcel=parcel, until=until)
+        push, _ = await self._hand_on(placement, parcel, until, reserve)
+        return push
 
     def release(self, placement: Placement) -> None:
         """Give the room back, because the worker is done with the request. Idempotent."""
@@ -242,7 +286,7 @@ class Scheduler:
         deadline_s: float = 0.0,
     ) -> Placement:
         """Do as ``place`` does, and block; not from inside an asyncio loop."""
-        return _run(
+        return run_blocking(
             self.place(num_tokens=num_tokens, prefix_hashes=prefix_hashes, priority=priority, deadline_s=deadline_s)
         )
 
@@ -257,37 +301,14 @@ class Scheduler:
         payload: bytes = b"",
     ) -> HandOffReport:
         """Do as ``hand_off`` does, and block; not from inside an asyncio loop."""
-        return _run(
+        return run_blocking(
             self.hand_off(placement, blocks=blocks, num_tokens=num_tokens, ttl_s=ttl_s, label=label, payload=payload)
         )
 
-    async def _deliver(
-        self, placement: Placement, worker: DecodeWorker, parcel: Parcel, *, ttl_s: float
-    ) -> HandOffReport:
-        started = time.monotonic()
-        try:
-            offer = self._node.offer(
-                parcel.blocks,
-                num_tokens=parcel.num_tokens,
-                ttl_s=ttl_s,
-                label=parcel.label,
-                payload=parcel.payload,
-            )
-            reply = await deliver(worker, offer)
-        except BaseException:
-            self.release(placement)
-            raise
-        return HandOffReport(
-            worker=worker.name,
-            handoff=offer.id,
-            seconds=time.monotonic() - started,
-            phases_s=offer.phases_s,
-            reply=reply,
-        )
-
-    async def _hand_on(self, placement: Placement, parcel: Parcel, until: float) -> HandOffReport:
+    async def _hand_on(
+        self, placement: Placement, parcel: Parcel, until: float, attempt: Callable[..., Awaitable[Push]]
+    ) -> tuple[Push, list[Tried]]:
         """Try one worker of the directory after the other."""
-        started = time.monotonic()
         tried: list[Tried] = []
         avoided: list[Shelf] = []
         while True:
@@ -296,26 +317,17 @@ class Scheduler:
             try:
                 if shelf is None or not isinstance(shelf.worker, WorkerEntry):
                     raise PeerLost(f"{placement.worker} has left the directory")
-                answered = partial(self._on_answer, placement, shelf)
-                push = await self._mover.move(shelf.worker, parcel, until=until, answered=answered)
+                return await attempt(shelf.worker, answered=partial(self._on_answer, placement, shelf)), tried
             except OurFault as fault:
                 raise fault.error from None
             except (KvlinkError, NoRoom) as error:
                 if self._node.closed:
                     raise
-                tried.append(Tried(worker=placement.worker, seconds=time.monotonic() - began, error=_told(error)))
+                tried.append(Tried(worker=placement.worker, seconds=time.monotonic() - began, error=as_error(error)))
                 if shelf is not None and isinstance(error, _OUT_OF_REACH):
                     self._avoid(shelf)
                 if shelf is not None and (not isinstance(error, NoRoom) or shelf.has_room(parcel.room_tokens)):
                     avoided.append(shelf)
-            else:
-                return HandOffReport(
-                    worker=placement.worker,
-                    handoff=push.id,
-                    seconds=time.monotonic() - started,
-                    phases_s=push.phases_s,
-                    tried=tuple(tried),
-                )
             finally:
                 self.release(placement)
             placement = await self._place_again(placement, avoided, tried, until)
@@ -481,19 +493,6 @@ class Scheduler:
             return shelf.worker
 
 
-def _told(error: KvlinkError | NoRoom) -> KvlinkError:
-    return error if isinstance(error, KvlinkError) else Busy(str(error))
-
-
 def _wake(served: Sequence[Waiter]) -> None:
     for waiter in served:
         waiter.wake()
-
-
-def _run(work: Coroutine[Any, Any, _T]) -> _T:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    work.close()
-    raise InvalidArgument("the blocking form would block the running asyncio loop: await the other one")

@@ -133,7 +133,8 @@ class DecodeService:
     allocator
         The engine's own; ``PoolAllocator`` makes one.
     on_ready
-        Called with each arrival in a thread of the service; must not wait.
+        Called with each arrival in a thread of the service; must not wait. What it raises is logged,
+        and the request's blocks go back.
     directory
         Where this worker is listed while the service is open.
     most_requests
@@ -336,7 +337,11 @@ class DecodeService:
                 payload=taken.slot.payload,
             )
             self._arrived.add(arrival)
-        self._on_ready(arrival)
+        try:
+            self._on_ready(arrival)
+        except BaseException:
+            self.finish(arrival)  # nobody has taken it over
+            raise
 
     def _released(self, slot: Handle) -> None:
         with self._lock:

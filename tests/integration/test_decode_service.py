@@ -205,6 +205,27 @@ async def test_what_nobody_takes_fails_by_its_deadline_and_says_who_was_asked(
     assert prefill.node.holds() == {"shared": 0, "exclusive": 0, "quarantined": 0, "handoffs": 0}
 
 
+async def test_a_prefill_that_still_runs_is_pushed_layer_by_layer(
+    prefill: Prefill, decoder: Callable[..., Decoder]
+) -> None:
+    full, worker = decoder("full", blocks=2 * BLOCKS), decoder("decode-0")
+    full.pool.allocate(2 * BLOCKS)
+    prefill.memory.tensor[:, 7] = 8
+    placement = await prefill.scheduler.place(num_tokens=2 * TOKENS + 3)
+    push = await prefill.scheduler.begin(placement, blocks=[7], num_tokens=2 * TOKENS, ttl_s=10, label="req-1")
+    assert push.target == "decode-0"  # the other one has refused
+    push.ready(tokens=range(TOKENS))
+    prefill.memory.tensor[:, 2] = 3
+    push.add(blocks=[2])
+    push.commit(payload=b"first")
+    await push
+    arrival = worker.arrived.get(timeout=5)
+    assert (arrival.label, arrival.payload, arrival.handoff) == ("req-1", b"first", push.id)
+    assert worker.memory.values(arrival.blocks["full"][:2]) == [8, 3]
+    with pytest.raises(errors.InvalidArgument, match="given back"):
+        await prefill.scheduler.begin(placement, blocks=[7], num_tokens=TOKENS)
+
+
 async def test_bad_arguments_are_the_callers_and_go_nowhere(prefill: Prefill, decoder: Callable[..., Decoder]) -> None:
     worker = decoder("decode-0")
     placement = await prefill.scheduler.place(num_tokens=4)
@@ -340,6 +361,26 @@ def test_the_blocking_forms_hand_off_too(prefill: Prefill, decoder: Callable[...
     placement = prefill.scheduler.place_blocking(num_tokens=4)
     assert prefill.scheduler.hand_off_blocking(placement, blocks=[6]).worker == "decode-0"
     assert worker.memory.values(worker.arrived.get(timeout=5).blocks["full"]) == [7]
+
+
+@pytest.mark.expects_warnings
+async def test_an_engine_that_fails_to_take_a_request_over_loses_no_blocks(
+    prefill: Prefill, directory: StaticDirectory
+) -> None:
+    memory, pool = Memory(), kvlink.BlockPool(BLOCKS)
+    was_called = threading.Event()
+
+    def fail(arrival: Arrival) -> None:
+        was_called.set()
+        raise RuntimeError("the engine is broken")
+
+    with kvlink.Node(memory.cache, name="broken", copy_threads=1) as node:
+        service = DecodeService(node, PoolAllocator({"full": pool}), on_ready=fail, directory=directory)
+        assert (await prefill.hand_off(1)).worker == "broken"
+        assert was_called.wait(timeout=5)
+        service.close()
+        assert pool.counts() == (BLOCKS, 0, 0)
+        assert service.counters()["arrived"] == 1
 
 
 def test_limits_are_told(decoder: Callable[..., Decoder]) -> None:

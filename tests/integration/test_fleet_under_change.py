@@ -78,9 +78,11 @@ class Fleet:
             told, held = worker.result(timeout_s=LIMIT_S + 5)
             assert held == 0
             ended += told
-        told_by = {name: worker.call("close") for name, worker in self.decode.items()}
+        for worker in (*self.decode.values(), *self.prefill):
+            worker.start("close")
+        told_by = {name: worker.result() for name, worker in self.decode.items()}
         for worker in self.prefill:
-            worker.call("close")
+            worker.result()
         return ended, told_by
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from kvlink import errors
 from kvlink.directory import EtcdDirectory, Listing, StaticDirectory, WorkerEntry
-from kvlink.directory.endpoints import Backoff, parse_endpoints
+from kvlink.directory.endpoints import Backoff, Certificates, EtcdConnection, EtcdFailed, parse_endpoints
 
 
 def entry(number: int, *, free: int = 8, **fields: object) -> WorkerEntry:
@@ -94,3 +94,28 @@ def test_waits_after_failures_grow_to_a_bound() -> None:
     assert all(most / 2 <= wait <= most for wait, most in zip(waits, (0.1, 0.2, 0.4, 0.4, 0.4), strict=True))
     backoff.reset()
     assert backoff.next_s() <= 0.1
+
+
+def test_certificates_are_for_the_connection_and_proxies_are_not() -> None:
+    connection = EtcdConnection(
+        parse_endpoints(["https://etcd-0"]),
+        timeout_s=1,
+        certificates=Certificates(authority="ca.pem", own=("own.pem", "own.key")),
+    )
+    session = connection.call(lambda client: client.session)
+    assert (session.verify, session.cert, session.trust_env) == ("ca.pem", ("own.pem", "own.key"), False)
+    plain = EtcdConnection(parse_endpoints(["etcd-0"]), timeout_s=1, certificates=Certificates())
+    assert plain.call(lambda client: (client.session.verify, client.session.cert)) == (True, None)
+
+
+def test_the_next_endpoint_is_tried_after_one_that_does_not_answer() -> None:
+    connection = EtcdConnection(
+        parse_endpoints(["127.0.0.1:1", "127.0.0.1:2"]), timeout_s=1, certificates=Certificates()
+    )
+    tried = []
+    for _ in range(3):
+        tried.append(connection.endpoint)
+        with pytest.raises(EtcdFailed, match=r"127\.0\.0\.1") as caught:
+            connection.call(lambda client: client.status())
+        assert not caught.value.answered
+    assert tried[0] == tried[2] != tried[1]

@@ -81,6 +81,13 @@ async def test_a_handoff_reports_and_keeps_its_room_until_released(node: kvlink.
         await scheduler.hand_off(placement, blocks=[5, 6])
 
 
+async def test_only_workers_of_a_directory_are_pushed_to(node: kvlink.Node) -> None:
+    scheduler, _ = make(node, a=8)
+    placement = await scheduler.place(num_tokens=4)
+    with pytest.raises(errors.InvalidArgument, match="only workers of a directory"):
+        await scheduler.begin(placement, blocks=[1], num_tokens=4)
+
+
 async def test_a_worker_that_refuses_gives_the_room_back_and_the_offer_is_withdrawn(node: kvlink.Node) -> None:
     refusing = Decoder(node, "refusing", error=RuntimeError("no"))
     scheduler = Scheduler(node, workers=[refusing.worker])

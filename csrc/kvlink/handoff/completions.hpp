@@ -27,7 +27,8 @@ class Completions {
   void add(Entry entry);
   /// Both events of something that never started. Rings.
   void add_ended(std::uint64_t token);
-  /// The oldest `most`. With `resets_bell` it resets the engine's bell first, and leaves it ringing when there are more.
+  /// The oldest `most`. With `resets_bell` it resets the engine's bell first, and leaves it ringing when there are
+  /// more.
   [[nodiscard]] std::vector<Entry> take(std::size_t most, bool resets_bell);
 
  private:
