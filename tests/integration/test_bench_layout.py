@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.soak import rounds
 from helpers.source_text import ROOT
 
 from kvlink.bench.ranks import LAYERS, PAIRS, RankPool, Request
@@ -49,9 +50,12 @@ def rows_of(*arguments: str) -> list[dict[str, Any]]:
     return rows
 
 
-def test_every_pair_of_layouts_is_measured_and_verified():
-    rows = rows_of("bench", "layout", "--total-bytes", "2MiB", "--repeat", "1")
-    assert {row["pair"]: row["run_bytes"] for row in rows} == RUN_BYTES
+def test_pairs_of_layouts_are_measured_and_verified():
+    """Every second one in the short form."""
+    chosen = list(RUN_BYTES)[:: rounds(2, 1)]
+    rows = rows_of("bench", "layout", "--total-bytes", "2MiB", "--repeat", "1", "--pair", ",".join(chosen))
+    assert set(PAIRS) == set(RUN_BYTES)
+    assert {row["pair"]: row["run_bytes"] for row in rows} == {pair: RUN_BYTES[pair] for pair in chosen}
     for row in rows:
         assert list(row) == LAYOUT_ROW_KEYS
         assert (row["lane"], row["verified"], row["moved_bytes"]) == ("mapped", True, 2 << 20)

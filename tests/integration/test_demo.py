@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from typing import ClassVar
 
 import msgspec
 import pytest
@@ -20,6 +21,39 @@ from kvlink.demo.process import Inbox, WorkerProcess  # noqa: E402
 from kvlink.demo.run import check_length  # noqa: E402
 from kvlink.demo.seed import Seed  # noqa: E402
 from kvlink.errors import ConfigError, KvlinkError, PeerLost  # noqa: E402
+
+
+class _LentSeed:
+    """A seed that outlives the run that uses it. One that a run has to kill is not lent again."""
+
+    known: ClassVar[dict[int, Seed]] = {}
+
+    def __init__(self, *, threads):
+        if threads not in self.known:
+            self.known[threads] = Seed(threads=threads)
+        self._threads = threads
+        self.fork = self.known[threads].fork
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def kill(self):
+        with self.known.pop(self._threads) as seed:
+            seed.kill()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_seed():
+    """Importing torch takes seconds: all runs fork their workers from the same process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvlink.demo.fleet.Seed", _LentSeed)
+        yield
+    while _LentSeed.known:
+        with _LentSeed.known.popitem()[1]:
+            pass
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +215,7 @@ def test_a_missing_package_is_named_with_the_way_to_install_it(monkeypatch, miss
 
 def test_a_worker_that_fails_and_one_that_is_killed_are_reported(model):
     inbox = Inbox()
-    with Seed(threads=1) as seed:
+    with _LentSeed(threads=1) as seed:
         failing = WorkerProcess(
             messages.Start("decode", name="decode-0", model="no/such/model", threads=1), inbox, seed
         )

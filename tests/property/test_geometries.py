@@ -21,7 +21,7 @@ from kvlink.errors import LayoutMismatch
 from kvlink.plan import select
 
 SEED = int(os.environ.get("KVLINK_PROPERTY_SEED", "20"))
-CASES = int(os.environ.get("KVLINK_GEOMETRY_CASES", "2000"))
+CASES = int(os.environ.get("KVLINK_GEOMETRY_CASES", "500"))
 ONLY = os.environ.get("KVLINK_GEOMETRY_CASE")
 CASES_PER_TEST = 250
 LISTED = refused_fields()
