@@ -192,7 +192,9 @@ def receive(link: FramedSocket, expected: type[_M]) -> _M:
     ProtocolError, PeerLost, DeadlineExceeded, Closed
         As in `prove`.
     """
-    return _accept(link.dialect.decode(link.receive(expected.__name__), expected), proven=True)
+    # A frame that was altered is named by what was awaited; of several, by the first.
+    awaited = getattr(expected, "__args__", (expected,))[0].__name__
+    return _accept(link.dialect.decode(link.receive(awaited), expected), proven=True)
 
 
 def receive_wish(link: FramedSocket) -> wire.IntroduceTarget | wire.IntroduceAsker:

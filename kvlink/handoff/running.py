@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 from kvlink.config import Limits
 from kvlink.errors import Closed, DeadlineExceeded, InvalidArgument, NotReady, UnsupportedMemory
 from kvlink.handoff.accept import Acceptor
-from kvlink.handoff.address import listen_on
+from kvlink.handoff.address import data_host, listen_on
 from kvlink.handoff.answer import Answerer
 from kvlink.handoff.awaiting import Awaiters
 from kvlink.handoff.call import CALL_BACK, answer_call
@@ -91,7 +91,7 @@ class Running:
             settings.listen, advertise=settings.advertise, has_secret=settings.secrets != (b"",)
         )
         undo.callback(listener.close)
-        self._listen_host = listener.getsockname()[0]
+        self._listen_host = data_host(listener.getsockname()[0], self.address)
         self._pool_socket = PoolSocket()
         undo.callback(self._pool_socket.close)
         self.life = self._new_life(cache, before=None)

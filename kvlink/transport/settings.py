@@ -53,6 +53,8 @@ def settings_for(*, listen_host: str, rdma: bool, env: Mapping[str, str] | None 
     interface = interface_of(listen_host)
     if interface is not None and not rdma:
         settings.append(("NET_DEVICES", interface))  # UCX would listen on, and stripe over, all of them
+    if ":" in listen_host:
+        settings.append(("TCP_AF_PRIO", "inet6,inet"))  # peers that reach this node by IPv6 may have nothing else
     transports = env.get("UCX_TLS", "")
     if not transports and (interface == "lo" or rdma):
         transports = "^tcp"
