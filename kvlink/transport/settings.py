@@ -50,6 +50,8 @@ def settings_for(*, listen_host: str, rdma: bool, env: Mapping[str, str] | None 
     env = os.environ if env is None else env
     _check_segments(env)
     settings = [("TCP_TX_SEG_SIZE", _TX_SEGMENT), ("TCP_RX_SEG_SIZE", _RX_SEGMENT)]
+    # Or the progress thread stands still, with all of its clocks, while a host that is gone does not answer.
+    settings.append(("TCP_CONN_NB", "y"))
     interface = interface_of(listen_host)
     if interface is not None and not rdma:
         settings.append(("NET_DEVICES", interface))  # UCX would listen on, and stripe over, all of them

@@ -16,6 +16,7 @@ from kvlink import errors
 GEOMETRY = Geometry(layers=("layers.0",), heads=8, head_dim=1024)
 PLACEMENT = Placement(num_blocks=64)
 LARGE = Request(source_blocks=tuple(range(64)), target_blocks=tuple(reversed(range(64))), num_tokens=64 * 4)
+SMALL = Request(source_blocks=(5,), target_blocks=(9,), num_tokens=4)
 LINK_MBIT = 100
 OUT_S = 3.0
 
@@ -70,8 +71,13 @@ def test_a_cable_pulled_for_seconds(
     between.hand_over(LARGE)
 
 
-def test_a_host_that_vanishes_leaves_an_outcome_by_the_deadline(network: Network, between: HostPair) -> None:
+@pytest.mark.parametrize("met", [True, False], ids=["in the middle", "before UCX is connected"])
+def test_a_host_that_vanishes_leaves_an_outcome_by_the_deadline(
+    network: Network, between: HostPair, met: bool
+) -> None:
     between.open_on("ipv4", geometry=GEOMETRY, source=PLACEMENT, target=PLACEMENT)
+    if met:
+        between.hand_over(SMALL)
     started = time.monotonic()
     offered, pulled = moving(between, ttl_s=3, deadline_s=2)
     network.lose(network.hosts[1])
@@ -80,6 +86,7 @@ def test_a_host_that_vanishes_leaves_an_outcome_by_the_deadline(network: Network
     assert time.monotonic() - started < 3
     with pytest.raises((errors.TicketExpired, errors.PeerLost)):
         between.source.call("wait", offered)
+    assert time.monotonic() - started < 5
     between.target.call("wait_released", pulled)
     between.source.call("wait_released", offered)
     assert not any(between.holds())
