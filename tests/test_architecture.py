@@ -16,7 +16,7 @@ STAGES = [
     {"plan"},
     {"transport", "memory"},
     {"handoff", "wire"},
-    {"scheduler", "__init__"},  # `import kvlink` gives the public names, which end here
+    {"scheduler", "fallback", "fallback_wire", "__init__"},  # `import kvlink` gives the public names, which end here
     {"engines"},
     {"metrics", "sizing", "testing", "demo", "bench", "doctor", "report", "cli"},
 ]
