@@ -65,7 +65,7 @@ class PythonOffer:
         self.num_tokens: int = ticket["num_tokens"]
         self._left = readers
         self._expires = time.monotonic() + ttl_s
-        self._done = asyncio.Event()
+        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._error: KvlinkError | None = None
 
     @property
@@ -92,20 +92,30 @@ class PythonOffer:
         self.check_alive()
         self._left -= 1
         if self._left == 0:
-            self._done.set()
+            self._done.set_result(None)
 
     def fail(self, error: KvlinkError) -> None:
         """End it, unless it has ended."""
         if self._left and self._error is None:
             self._error = error
-            self._done.set()
+            self._done.set_result(None)
 
-    async def wait(self) -> None:
-        """Wait for the outcome, at most as long as the offer lives; raise the error that it is."""
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._done.wait(), max(0.0, self._expires - time.monotonic()))
+    async def wait(self, *, timeout_s: float) -> None:
+        """Wait for the outcome, which comes when the offer's time is over at the latest.
+
+        Raises
+        ------
+        KvlinkError
+            The leaf that it failed with.
+        DeadlineExceeded
+            If `timeout_s` passed without an outcome; then the offer goes on.
+        """
+        until_end = max(0.0, self._expires - time.monotonic())
+        await asyncio.wait([self._done], timeout=min(timeout_s, until_end))
         if self.error is not None:
             raise self.error
+        if not self._done.done():
+            raise DeadlineExceeded(f"wait for offer {self.ticket['id']}: no outcome within the timeout")
 
 
 class Pulled:
@@ -263,7 +273,7 @@ class PythonNode:
     ) -> tuple[Bytes, bytes]:
         talk = Conversation(endpoint, secret=self._secret)
         await talk.hear_hello()
-        grant = await talk.ask(Claim.of(handoff, source.epoch_bytes, self._cache.layout, tokens))
+        grant = await talk.ask(Claim.of(self._cache.layout, tokens, handoff=handoff, epoch=source.epoch_bytes))
         expected = packed_bytes(self._cache.layout, tokens)
         if grant.nbytes != expected:
             raise ProtocolError(f"it sends {grant.nbytes} bytes where {expected} are wanted")

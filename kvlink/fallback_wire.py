@@ -39,7 +39,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, tag="claim"):
     tokens: list[tuple[int, bytes]]
 
     @classmethod
-    def of(cls, handoff: str, epoch: bytes, layout: CacheLayout, tokens: Tokens) -> Claim:
+    def of(cls, layout: CacheLayout, tokens: Tokens, *, handoff: str, epoch: bytes) -> Claim:
         """Return the claim of these tokens."""
         masks = []
         for group in layout.groups:

@@ -72,9 +72,7 @@ def test_a_cable_pulled_for_seconds(
 
 
 @pytest.mark.parametrize("met", [True, False], ids=["in the middle", "before UCX is connected"])
-def test_a_host_that_vanishes_leaves_an_outcome_by_the_deadline(
-    network: Network, between: HostPair, met: bool
-) -> None:
+def test_a_host_that_vanishes_leaves_an_outcome_by_the_deadline(network: Network, between: HostPair, met: bool) -> None:
     between.open_on("ipv4", geometry=GEOMETRY, source=PLACEMENT, target=PLACEMENT)
     if met:
         between.hand_over(SMALL)

@@ -88,7 +88,7 @@ def test_a_request_moves_with_its_payload_to_each_of_its_readers() -> None:
             pulled = await two.pull(offer.ticket)
             assert pulled.payload == b"first token"
             assert pulled.bytes == MOVED_BYTES
-        await offer.wait()
+        await offer.wait(timeout_s=10)
         assert offer.released
         hand_over(two.source_side, two.expected, REQUEST)
         two.verify()
@@ -102,7 +102,7 @@ def test_an_offer_whose_time_ran_out_is_read_by_nobody() -> None:
     async def body(two: Two) -> None:
         offer = two.offer(ttl_s=0.001)
         with pytest.raises(errors.TicketExpired):
-            await offer.wait()
+            await offer.wait(timeout_s=10)
         assert offer.released
         with pytest.raises(errors.TicketExpired):
             await two.pull(offer.ticket)
@@ -117,7 +117,7 @@ def test_a_source_that_is_gone_is_unreachable() -> None:
         with pytest.raises(errors.PeerUnreachable):
             await two.pull(offer.ticket)
         with pytest.raises(errors.Closed):
-            await offer.wait()
+            await offer.wait(timeout_s=10)
 
     with_two(body)
 
@@ -149,7 +149,7 @@ def test_bytes_altered_on_their_way_are_noticed(monkeypatch: pytest.MonkeyPatch)
 def test_a_source_that_does_not_answer_is_over_at_the_deadline() -> None:
     async def body(two: Two) -> None:
         async def silent(endpoint: Any) -> None:
-            await asyncio.Event().wait()
+            await asyncio.sleep(30)
 
         offer = two.offer()
         listener = fake_ucxx.create_listener(silent)
