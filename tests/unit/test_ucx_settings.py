@@ -37,6 +37,9 @@ def test_both_segment_sizes_are_set_and_a_sent_one_can_be_received() -> None:
 
 def test_ucx_connects_without_waiting_for_a_host_that_is_gone() -> None:
     assert settings("203.0.113.9")["TCP_CONN_NB"] == "y"
+    settings("203.0.113.9", UCX_TCP_CONN_NB="yes")
+    with pytest.raises(ConfigError, match="UCX_TCP_CONN_NB=n"):
+        settings("203.0.113.9", UCX_TCP_CONN_NB="n")
 
 
 @pytest.mark.parametrize(("host", "chosen"), [("2001:db8::1", "inet6,inet"), ("203.0.113.9", None)])
