@@ -141,6 +141,7 @@ class PythonNode:
         self._offers: dict[str, PythonOffer] = {}
         self._written: set[tuple[str, int]] = set()
         self._listener: Any = None
+        self._serving: set[asyncio.Task[None]] = set()
 
     @classmethod
     async def open(
@@ -177,10 +178,12 @@ class PythonNode:
         return node
 
     async def close(self) -> None:
-        """Accept no more, and fail the offers that live."""
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+        """Accept no more, and fail the offers that live. Whoever is being answered has a second left."""
+        listener, self._listener = self._listener, None
+        if self._serving:
+            await asyncio.wait(self._serving, timeout=_CLOSE_S)
+        if listener is not None:
+            listener.close()
         for offer in self._offers.values():
             offer.fail(Closed(f"offer {offer.ticket['id']}: the node was closed"))
         self._offers.clear()
@@ -287,9 +290,14 @@ class PythonNode:
 
     async def _serve(self, endpoint: Endpoint) -> None:
         """Answer one dialer: called for each connection."""
-        with contextlib.suppress(Exception):  # the dialer's own side tells what was wrong
-            await asyncio.wait_for(self._answer(endpoint), _SERVE_S)
-        await _closed(endpoint)
+        answering = asyncio.ensure_future(self._answer(endpoint))
+        self._serving.add(answering)
+        try:
+            with contextlib.suppress(Exception):  # the dialer's own side tells what was wrong
+                await asyncio.wait_for(answering, _SERVE_S)
+            await _closed(endpoint)
+        finally:
+            self._serving.discard(answering)
 
     async def _answer(self, endpoint: Endpoint) -> None:
         talk = Conversation(endpoint, secret=self._secret)
