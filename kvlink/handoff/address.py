@@ -8,9 +8,8 @@ import socket
 from typing import Any
 
 from kvlink.errors import ConfigError, OutOfMemory, PeerUnreachable
-from kvlink.transport import interface_of
 
-__all__ = ["Address", "SocketAddress", "data_host", "join_address", "listen_on", "resolve", "split_address"]
+__all__ = ["Address", "SocketAddress", "join_address", "listen_on", "resolve", "split_address"]
 
 Address = tuple[str, int]
 
@@ -99,21 +98,6 @@ def listen_on(text: str, *, advertise: str | None, has_secret: bool) -> tuple[so
     except ConfigError:
         listener.close()
         raise
-
-
-def data_host(bound: str, advertised: str) -> str:
-    """Return the numeric address whose interface carries the bytes of a node that is bound to `bound`.
-
-    A node that listens on every interface uses the one whose address it advertises. Where that is nobody's
-    here, as behind a translating router, or this host alone, it is `bound`: every interface.
-    """
-    if not ipaddress.ip_address(bound.partition("%")[0]).is_unspecified:
-        return bound
-    try:
-        told = [str(place[0]) for _, place in resolve(split_address(advertised))]
-    except (PeerUnreachable, ValueError):
-        return bound  # a name that only peers know
-    return next((host for host in told if interface_of(host) not in (None, "lo")), bound)
 
 
 def _bound(family: socket.AddressFamily, place: SocketAddress, text: str) -> socket.socket:

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, cast
 from kvlink.config import Limits
 from kvlink.errors import Closed, DeadlineExceeded, InvalidArgument, NotReady, UnsupportedMemory
 from kvlink.handoff.accept import Acceptor
-from kvlink.handoff.address import data_host, listen_on
+from kvlink.handoff.address import listen_on
 from kvlink.handoff.answer import Answerer
 from kvlink.handoff.awaiting import Awaiters
 from kvlink.handoff.call import CALL_BACK, answer_call
+from kvlink.handoff.data_host import data_host
 from kvlink.handoff.handshake import Keyring, Secrets
 from kvlink.handoff.life import Life, new_epoch, whole_pool
 from kvlink.handoff.native import NativeEngine

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from kvlink.handoff import address
+from kvlink.handoff import data_host
 
 
 @pytest.fixture
 def interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
     """This host has 10.0.0.4 and fd00::4 on one interface."""
     of_host = {"10.0.0.4": "eth1", "fd00::4": "eth1", "127.0.0.1": "lo", "::1": "lo"}
-    monkeypatch.setattr(address, "interface_of", of_host.get)
+    monkeypatch.setattr(data_host, "interface_of", of_host.get)
 
 
 @pytest.mark.usefixtures("interfaces")
@@ -28,4 +28,4 @@ def interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["one address", "advertised", "advertised IPv6", "this host alone", "another machine's", "unknown name"],
 )
 def test_bytes_go_by_the_advertised_address_where_it_is_this_hosts(bound: str, advertised: str, expected: str) -> None:
-    assert address.data_host(bound, advertised) == expected
+    assert data_host.data_host(bound, advertised) == expected
