@@ -19,7 +19,8 @@ PY_FILES := kvlink tests benchmarks examples setup.py
 GEOMETRY_CASES ?= 20000
 # Endurance, and properties whose long form takes minutes; each prints its seed.
 SOAK_TESTS := tests/property tests/lifetime tests/errors/test_stopped_peer.py tests/errors/test_many_cancels.py \
-  tests/integration/test_fleet_under_change.py
+  tests/integration/test_fleet_under_change.py \
+  tests/errors/test_cables.py tests/integration/test_shaped_links.py
 
 .PHONY: install demo test soak lint bench format states model-check stub clean
 

@@ -84,9 +84,26 @@ def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'kvlink' has no attribute {name!r}")
-    value = getattr(import_module(home), name)
+    try:
+        value = getattr(import_module(home), name)
+    except ImportError as error:
+        raise _without_extension(name) or error from None
     globals()[name] = value
     return value
+
+
+def _without_extension(name: str) -> Exception | None:
+    """Return what tells that `name` needs the compiled part and it is not there; None if it is."""
+    from importlib.util import find_spec
+
+    if find_spec("kvlink._native") is not None:
+        return None
+    from kvlink.errors import ConfigError
+
+    return ConfigError(
+        f"kvlink.{name} needs the compiled part of kvlink, and this installation has none: build it by installing "
+        "kvlink with a C++20 compiler, or hand whole requests over with kvlink.fallback"
+    )
 
 
 def __dir__() -> list[str]:

@@ -17,7 +17,7 @@ STAGES = [
     {"transport", "memory"},
     {"handoff", "wire", "commands"},
     {"directory"},
-    {"scheduler", "__init__"},  # `import kvlink` gives the public names, which end here
+    {"scheduler", "fallback", "fallback_wire", "__init__"},  # `import kvlink` gives the public names, which end here
     {"engines"},
     {"metrics", "sizing", "testing", "demo", "bench", "doctor", "report", "cli"},
 ]

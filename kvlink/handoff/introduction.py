@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvlink import wire
@@ -14,11 +14,15 @@ from kvlink.handoff.pool_socket import PoolSocket
 __all__ = ["Introduction", "check_source", "check_welcome", "host_id"]
 
 
-@functools.cache
 def host_id() -> bytes:
-    """Return what is equal in two processes exactly when one kernel runs both; empty if unknown."""
+    """Return what is equal in two processes exactly when the lanes of one host work between them; empty if unknown.
+
+    One kernel has to run both, and both have to be in one network namespace: the socket that pools go over
+    has its name there, and so have those by which UCX wakes the reader of its shared memory.
+    """
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()[:64]
+        kernel = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{kernel} {os.readlink('/proc/self/ns/net')}".encode()[:64]
     except OSError:
         return b""
 
@@ -34,10 +38,11 @@ class Introduction:
     mappable: tuple[bool, ...]
     keys: tuple[bytes, ...]
     ucx_address: bytes
+    host_id: bytes = field(default_factory=host_id)  # read when the node starts, as UCX reads its own then
 
     def as_source(self) -> wire.IntroduceSource:
         """Return what the acceptor tells."""
-        return wire.IntroduceSource(epoch=self.epoch, name=self.name, host_id=host_id(), layout=self.packed_layout)
+        return wire.IntroduceSource(epoch=self.epoch, name=self.name, host_id=self.host_id, layout=self.packed_layout)
 
     def as_target(self, *, wanted_epoch: bytes, share: bytes) -> wire.IntroduceTarget:
         """Return what the dialer tells a source that delivers `share`, packed."""
@@ -45,7 +50,7 @@ class Introduction:
             epoch=self.epoch,
             wanted_epoch=wanted_epoch,
             name=self.name,
-            host_id=host_id(),
+            host_id=self.host_id,
             ucx_address=self.ucx_address,
             layout=share,
         )
@@ -64,8 +69,8 @@ class Introduction:
         )
 
     def is_same_host(self, peer: wire.IntroduceSource | wire.IntroduceTarget) -> bool:
-        """Return whether one kernel runs both."""
-        return bool(host_id()) and peer.host_id == host_id()
+        """Return whether the lanes of one host work between both."""
+        return bool(self.host_id) and peer.host_id == self.host_id
 
     def check_wanted(self, target: wire.IntroduceTarget) -> None:
         """Refuse a dialer that looks for an earlier node at this address.
@@ -99,10 +104,10 @@ def check_welcome(welcome: wire.Welcome, *, regions: int) -> None:
     ProtocolError
         If it does not.
     """
-    for field in ("region_addresses", "mappable"):
-        told: Sequence[object] = getattr(welcome, field)
+    for name in ("region_addresses", "mappable"):
+        told: Sequence[object] = getattr(welcome, name)
         if len(told) != regions:
-            raise ProtocolError(f"the peer told {len(told)} {field} for {regions} regions")
+            raise ProtocolError(f"the peer told {len(told)} {name} for {regions} regions")
     if len(welcome.keys) not in (0, regions):
         raise ProtocolError(f"the peer told {len(welcome.keys)} keys for {regions} regions")
 

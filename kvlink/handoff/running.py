@@ -19,6 +19,7 @@ from kvlink.handoff.address import listen_on
 from kvlink.handoff.answer import Answerer
 from kvlink.handoff.awaiting import Awaiters
 from kvlink.handoff.call import CALL_BACK, answer_call
+from kvlink.handoff.data_host import data_host
 from kvlink.handoff.handshake import Keyring, Secrets
 from kvlink.handoff.life import Life, new_epoch, whole_pool
 from kvlink.handoff.native import NativeEngine
@@ -91,7 +92,7 @@ class Running:
             settings.listen, advertise=settings.advertise, has_secret=settings.secrets != (b"",)
         )
         undo.callback(listener.close)
-        self._listen_host = listener.getsockname()[0]
+        self._listen_host = data_host(listener.getsockname()[0], self.address)
         self._pool_socket = PoolSocket()
         undo.callback(self._pool_socket.close)
         self.life = self._new_life(cache, before=None)

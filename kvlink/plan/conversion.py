@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvlink._native import Conversion, Template
 from kvlink.errors import ConfigError
 from kvlink.layout.geometry import CacheLayout, PartLayout
+
+if TYPE_CHECKING:
+    from kvlink._native import Conversion
 
 __all__ = ["Conversions", "as_delivered", "check_conversions", "compile_conversion", "conversions_of"]
 
@@ -105,6 +108,8 @@ def compile_conversion(delivered: CacheLayout, share: CacheLayout) -> Conversion
     pairs = sorted(conversions_of(delivered, share))
     if not pairs:
         return None
+    from kvlink._native import Conversion, Template
+
     layers = tuple(dict.fromkeys(part.layer for part in share.parts))
     groups = [group.name for group in share.groups]
     scratch_bytes = delivered.region_bytes[-1]

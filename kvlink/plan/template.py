@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
-from kvlink._native import Template
 from kvlink.layout.geometry import CacheLayout, Component, PartLayout
 from kvlink.plan.mismatch import check_groups, check_part, refuse_missing
+
+if TYPE_CHECKING:
+    from kvlink._native import Template
 
 __all__ = ["compile_template"]
 
@@ -31,6 +33,8 @@ def compile_template(source: CacheLayout, target: CacheLayout) -> Template:
         If the source lacks something that the target holds, or the two are caches of different models. The message
         names the field and both values.
     """
+    from kvlink._native import Template  # pairing without the extension needs the rest of this stage
+
     check_groups(source, target)
     layers = tuple(dict.fromkeys(part.layer for part in target.parts))
     return Template(

@@ -59,7 +59,7 @@ class LaneFacts:
     Attributes
     ----------
     same_host
-        One kernel runs both processes.
+        One kernel runs both processes, in one network namespace.
     mapped_regions
         Descriptors of all of the source's regions are here: they are pools of ``kvlink.empty``.
     readable_pid
@@ -132,7 +132,7 @@ def _impossible(facts: LaneFacts) -> dict[str, str]:
     """Return why each lane that cannot be had cannot."""
     why_not = {}
     if not facts.same_host:
-        why_not["mapped"] = why_not["vectored"] = "the source is on another host"
+        why_not["mapped"] = why_not["vectored"] = "the source is on another host, or in another network namespace"
     else:
         if not facts.mapped_regions:
             why_not["mapped"] = "not all of the source's memory is pools"

@@ -45,14 +45,23 @@ def settings_for(*, listen_host: str, rdma: bool, env: Mapping[str, str] | None 
     ------
     ConfigError
         If the user's variables would let UCX send larger TCP segments than it can receive, which
-        crashes UCX 1.22.
+        crashes UCX 1.22, or have it wait for hosts that it connects to.
     """
     env = os.environ if env is None else env
     _check_segments(env)
+    if env.get("UCX_TCP_CONN_NB", "y").strip().lower() not in ("y", "yes", "on", "1"):
+        raise ConfigError(
+            f"UCX_TCP_CONN_NB={env['UCX_TCP_CONN_NB']}: UCX would stop the whole node, deadlines and all, while a host "
+            "that is gone does not answer; unset it"
+        )
     settings = [("TCP_TX_SEG_SIZE", _TX_SEGMENT), ("TCP_RX_SEG_SIZE", _RX_SEGMENT)]
+    # Or the progress thread stands still, with all of its clocks, while a host that is gone does not answer.
+    settings.append(("TCP_CONN_NB", "y"))
     interface = interface_of(listen_host)
     if interface is not None and not rdma:
         settings.append(("NET_DEVICES", interface))  # UCX would listen on, and stripe over, all of them
+    if ":" in listen_host:
+        settings.append(("TCP_AF_PRIO", "inet6,inet"))  # peers that reach this node by IPv6 may have nothing else
     transports = env.get("UCX_TLS", "")
     if not transports and (interface == "lo" or rdma):
         transports = "^tcp"

@@ -203,6 +203,10 @@ class NodeWorker:
         os.kill(pid, signum)
         return state
 
+    def watch_moving(self, handle: int, *, timeout_s: float = 20.0) -> str:
+        """Return the state in which the handoff's bytes are first seen to move."""
+        return self._spin_until_moving(handle, timeout_s)
+
     def cancel_when_moving(self, handle: int, *, timeout_s: float = 20.0) -> str:
         """Cancel the moment the handoff's bytes begin to move; returns the state seen then."""
         state = self._spin_until_moving(handle, timeout_s)

@@ -27,9 +27,9 @@ def spawn_node_worker(env: Mapping[str, str] | None = None) -> Worker:
     return spawn_worker("helpers.node_worker:NodeWorker", env)
 
 
-def spawn_worker(factory: str, env: Mapping[str, str] | None = None) -> Worker:
+def spawn_worker(factory: str, env: Mapping[str, str] | None = None, **arguments: Any) -> Worker:
     """Start a process that makes an object of the tests' own helpers and obeys its methods."""
-    return _WarmWorker(factory, env=env, python_path=[str(TESTS)])
+    return _WarmWorker(factory, arguments=arguments, env=env, python_path=[str(TESTS)])
 
 
 class _WarmWorker(Worker):
@@ -61,15 +61,20 @@ class Pair:
         seed: int = 1,
         target_geometry: Geometry | None = None,
         convert: tuple[str, ...] = (),
+        target_options: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> dict[str, Any]:
-        """Start a node in either process over fresh memory; returns what the source's said."""
+        """Start a node in either process over fresh memory; returns what the source's said.
+
+        `options` are for both, but where `target_options` have another for the target.
+        """
         self.geometry = geometry or Geometry()
         of_target = target_geometry or self.geometry
         placements = [placement or Placement(memory=self.lane.memory) for placement in (source, target)]
         self.expected_source = Side.random(self.geometry, placements[0], seed=2 * seed)
         self.expected_target = Side.random(of_target, placements[1], seed=2 * seed + 1)
         self.source.start("open", self.geometry, placements[0], seed=2 * seed, name="source", **options)
+        options.update(target_options or {})
         self.target.start(
             "open", of_target, placements[1], seed=2 * seed + 1, name="target", convert=convert, **options
         )

@@ -35,6 +35,18 @@ def test_both_segment_sizes_are_set_and_a_sent_one_can_be_received() -> None:
     assert (chosen["TCP_TX_SEG_SIZE"], chosen["TCP_RX_SEG_SIZE"]) == ("256k", "1m")
 
 
+def test_ucx_connects_without_waiting_for_a_host_that_is_gone() -> None:
+    assert settings("203.0.113.9")["TCP_CONN_NB"] == "y"
+    settings("203.0.113.9", UCX_TCP_CONN_NB="yes")
+    with pytest.raises(ConfigError, match="UCX_TCP_CONN_NB=n"):
+        settings("203.0.113.9", UCX_TCP_CONN_NB="n")
+
+
+@pytest.mark.parametrize(("host", "chosen"), [("2001:db8::1", "inet6,inet"), ("203.0.113.9", None)])
+def test_a_node_that_listens_on_ipv6_moves_bytes_by_ipv6(host: str, chosen: str | None) -> None:
+    assert settings(host).get("TCP_AF_PRIO") == chosen
+
+
 @pytest.mark.parametrize(
     ("env", "allowed"),
     [
