@@ -20,7 +20,7 @@ GEOMETRY_CASES ?= 20000
 # Endurance, and properties whose long form takes minutes; each prints its seed.
 SOAK_TESTS := tests/property tests/lifetime tests/errors/test_stopped_peer.py tests/errors/test_many_cancels.py
 
-.PHONY: install demo test soak lint bench format states model-check stub clean
+.PHONY: install demo test soak lint bench peers format states model-check stub clean
 
 install: $(VENV)/.native $(VENV)/.test-programs
 
@@ -91,6 +91,25 @@ bench: install
 	$(BIN)/kvlink bench layout
 	$(BIN)/kvlink bench plan
 	$(BIN)/kvlink bench handoff
+
+# What `kvlink bench transfer --peers` compares with, in an environment of its own: NIXL without its dependencies, which
+# are gigabytes of CUDA libraries that it does not need here. A peer whose package cannot be had is left out, and said so.
+PEERS := .venv-peers
+PEER_PIP := $(PEERS)/bin/pip install -qq --no-compile
+PEER_PACKAGES ?= mooncake-transfer-engine-non-cuda==0.3.13.post1 ucxx-cu12==0.52.0
+NIXL ?= nixl-cu12==1.5.1
+
+peers: $(PEERS)/.installed
+
+$(PEERS)/.installed: Makefile benchmarks/peers/ucx_blocks.c
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEER_PIP) numpy
+	@for package in "--no-deps $(NIXL)" $(PEER_PACKAGES); do \
+	  $(PEER_PIP) $$package || echo "peers: $$package cannot be installed here, and is left out"; done
+	@site=$$($(PEERS)/bin/python -c 'import libucx; print(*libucx.__path__)') && \
+	  $(CC) -O2 -Wall -Wextra -shared -fPIC -isystem $$site/include benchmarks/peers/ucx_blocks.c \
+	  -o $(PEERS)/lib/kvlink_ucx_blocks.so -L$$site/lib -lucp -Wl,-rpath,$$site/lib || echo "peers: ucx cannot be built here, and is left out"
+	touch $@
 
 # docs/STATES.md, from the table of transitions.
 states: install

@@ -41,16 +41,22 @@ def transfer(
     threads: _Threads = 1,
     repeat: _Repeat = 7,
     memory: Annotated[str, typer.Option(help="kvlink: allocated by kvlink.empty; foreign: by anyone else.")] = "kvlink",
+    peers: Annotated[
+        str, typer.Option(help="Systems in turn: kvlink,memcpy,socket,ucx,ucxx,nixl,nixl-default,mooncake.")
+    ] = "kvlink",
     json: _Json = "",
 ) -> None:
     """Move scattered blocks between two processes, next to one thread of memcpy over the same blocks.
 
-    Each repetition is a whole handoff: from the call of pull until the source has confirmed it.
+    Each repetition is a whole handoff: from the call of pull until the source has confirmed it. With --peers other
+    systems move the same blocks in turn; all but memcpy and socket need `make peers`.
     """
     from kvlink.bench import tables
+    from kvlink.bench.choice import choose_systems, parse_systems
+    from kvlink.bench.peers import checkout_place
     from kvlink.bench.scattered import Geometry
     from kvlink.bench.sizes import parse_size
-    from kvlink.bench.transfer import Setting, measure
+    from kvlink.bench.transfer import Setting, measure_systems
     from kvlink.errors import InvalidArgument
 
     if memory not in ("kvlink", "foreign"):
@@ -66,7 +72,13 @@ def transfer(
         for one_lane in lane.split(",")
         for size in block_bytes.split(",")
     ]
-    _tell(_measure(measure, settings, quiet=json == "-"), tables.TRANSFER, json)
+    names = parse_systems(peers)
+    chosen, missing = choose_systems(names, checkout_place())
+    for reason in missing:
+        typer.echo(f"kvlink bench: {reason}", err=True)
+    measured = _measure(lambda setting: measure_systems(setting, [*chosen.values()]), settings, quiet=json == "-")
+    rows = [row for rows in measured for row in rows if row["system"] in names]
+    _tell(rows, tables.COMPARED if len(names) > 1 else tables.TRANSFER, json)
 
 
 @app.command()

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvlink.bench.sizes import format_size
 
-__all__ = ["HANDOFF", "IDLE", "LAYOUT", "PLAN", "TRANSFER", "Table", "print_table"]
+__all__ = ["COMPARED", "HANDOFF", "IDLE", "LAYOUT", "PLAN", "TRANSFER", "Table", "print_table"]
 
 _Row = Mapping[str, Any]
 
@@ -54,11 +54,15 @@ def _count(key: str, heading: str | None = None) -> _Column:
 
 
 def _number(key: str, heading: str, digits: int = 2) -> _Column:
-    return _Column(heading, lambda row: f"{row[key]:.{digits}f}")
+    return _Column(heading, lambda row: "-" if row[key] is None else f"{row[key]:.{digits}f}")
 
 
 def _size(key: str, heading: str) -> _Column:
     return _Column(heading, lambda row: format_size(row[key]))
+
+
+def _inverse(ratio: float | None) -> str:
+    return "" if ratio is None else f"{1 / ratio:.2f}"
 
 
 _SPEEDS = (_number("gbps_median", "GB/s"), _number("gbps_min", "min"), _number("gbps_max", "max"))
@@ -76,6 +80,22 @@ TRANSFER = Table(
         *_LIMIT,
     ),
     caption="Medians; the ratio is to one thread of memcpy over the same blocks. Every byte was verified.",
+)
+
+COMPARED = Table(
+    title=lambda row: "The same scattered blocks by several systems in turn",
+    columns=(
+        _name("system"),
+        _name("lane"),
+        _name("memory"),
+        _size("block_bytes", "block"),
+        *_SPEEDS,
+        _number("cpu_s_per_gb_source", "CPU s/GB\nsource"),
+        _number("cpu_s_per_gb_target", "CPU s/GB\ntarget"),
+        _number("ratio_to_memcpy", "to\nmemcpy"),
+        _Column("kvlink\nto it", lambda row: _inverse(row["ratios"].get("kvlink"))),
+    ),
+    caption="Medians; ratios are of pairs. Every byte was verified.",
 )
 
 LAYOUT = Table(

@@ -17,7 +17,7 @@ import kvlink
 ROW_KEYS = [
     *("system", "lane", "lane_reason", "op", "memory", "threads", "block_bytes", "blocks"),
     *("gbps_median", "gbps_min", "gbps_max", "post_us_median", "cpu_s_per_gb_source", "cpu_s_per_gb_target"),
-    *("memcpy_gbps", "ratio_to_memcpy", "verified"),
+    *("memcpy_gbps", "ratio_to_memcpy", "ratios", "verified"),
 ]
 SMALL = ("--block-bytes", "4KiB,64KiB", "--total-bytes", "4MiB", "--repeat", "2")
 
