@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvlink.bench.page import check_page
 from kvlink.report import check_path
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ app = typer.Typer(help="Measure on this machine. Bytes are verified; every numbe
 _Threads = Annotated[int, typer.Option(min=1, help="Copy threads of each process.")]
 _TotalBytes = Annotated[str, typer.Option(help="Bytes moved in one repetition.")]
 _Repeat = Annotated[int, typer.Option(min=1, help="Repetitions a row, after warming up.")]
+_Report = Annotated[
+    str, typer.Option(metavar="PATH", callback=check_page, help="Write one HTML page with plots. Needs kvlink[bench].")
+]
 _Json = Annotated[
     str, typer.Option(metavar="PATH", callback=check_path, help="Write the rows as JSON; - is standard output.")
 ]
@@ -45,6 +49,7 @@ def transfer(
         str, typer.Option(help="Systems in turn: kvlink,memcpy,socket,ucx,ucxx,nixl,nixl-default,mooncake.")
     ] = "kvlink",
     json: _Json = "",
+    report: _Report = "",
 ) -> None:
     """Move scattered blocks between two processes, next to one thread of memcpy over the same blocks.
 
@@ -78,7 +83,7 @@ def transfer(
         typer.echo(f"kvlink bench: {reason}", err=True)
     measured = _measure(lambda setting: measure_systems(setting, [*chosen.values()]), settings, quiet=json == "-")
     rows = [row for rows in measured for row in rows if row["system"] in names]
-    _tell(rows, tables.COMPARED if len(names) > 1 else tables.TRANSFER, json)
+    _tell(rows, tables.COMPARED if len(names) > 1 else tables.TRANSFER, json, report)
 
 
 @app.command()
@@ -90,6 +95,7 @@ def layout(
     threads: _Threads = 1,
     repeat: _Repeat = 7,
     json: _Json = "",
+    report: _Report = "",
 ) -> None:
     """Hand over between ranks of unlike layouts in two processes, next to one thread of memcpy over the same runs.
 
@@ -105,7 +111,7 @@ def layout(
         LayoutSetting(pair=name.strip(), total_bytes=parse_size(total_bytes), lane=lane, threads=threads, repeat=repeat)
         for name in (PAIRS if pair == "all" else pair.split(","))
     ]
-    _tell(_measure(measure_layout, settings, quiet=json == "-"), tables.LAYOUT, json)
+    _tell(_measure(measure_layout, settings, quiet=json == "-"), tables.LAYOUT, json, report)
 
 
 @app.command()
@@ -120,6 +126,7 @@ def handoff(
     repeat: _Repeat = 7,
     busy: Annotated[bool, typer.Option(help="Keep one core busy with something else meanwhile.")] = False,
     json: _Json = "",
+    report: _Report = "",
 ) -> None:
     """Time handoffs between two processes: from an offer that the target knows until it has seen the outcome.
 
@@ -142,7 +149,7 @@ def handoff(
         for count in parse_numbers(blocks)
         for at_once in parse_numbers(concurrent)
     ]
-    _tell(_measure(measure_handoffs, settings, quiet=json == "-"), tables.HANDOFF, json)
+    _tell(_measure(measure_handoffs, settings, quiet=json == "-"), tables.HANDOFF, json, report)
 
 
 @app.command()
@@ -154,12 +161,13 @@ def idle(
         "auto"
     ),
     json: _Json = "",
+    report: _Report = "",
 ) -> None:
     """Measure what a connected peer costs a node that has nothing to do. The peers live in four processes."""
     from kvlink.bench import tables
     from kvlink.bench.idle import IdleSetting, measure_idle
 
-    _tell(measure_idle(IdleSetting(peers=peers, seconds=seconds, lane=lane)), tables.IDLE, json)
+    _tell(measure_idle(IdleSetting(peers=peers, seconds=seconds, lane=lane)), tables.IDLE, json, report)
 
 
 @app.command()
@@ -168,6 +176,7 @@ def plan(
     size: Annotated[str, typer.Option(help="Blocks x regions, several by commas.")] = "4096x64,128x64",
     repeat: _Repeat = 51,
     json: _Json = "",
+    report: _Report = "",
 ) -> None:
     """Plan requests of scattered blocks and hand every copy to a lane that only counts: no bytes move."""
     from kvlink.bench import tables
@@ -178,7 +187,7 @@ def plan(
     for one_size in size.split(","):
         blocks, regions = parse_counts(one_size)
         settings.append(PlanSetting(blocks=blocks, regions=regions, repeat=repeat))
-    _tell(_measure(measure_plan, settings, quiet=json == "-"), tables.PLAN, json)
+    _tell(_measure(measure_plan, settings, quiet=json == "-"), tables.PLAN, json, report)
 
 
 def _measure(measure: Callable[[Any], Any], settings: Sequence[Any], *, quiet: bool) -> list[Any]:
@@ -187,13 +196,16 @@ def _measure(measure: Callable[[Any], Any], settings: Sequence[Any], *, quiet: b
     return [measure(setting) for setting in track(settings, "measuring", disable=quiet, transient=True)]
 
 
-def _tell(rows: Sequence[Mapping[str, Any]], table: Table, json: str) -> None:
+def _tell(rows: Sequence[Mapping[str, Any]], table: Table, json: str, report: str = "") -> None:
     """Write the rows where they were asked for, and print them unless that is standard output. Wrong bytes exit 1."""
+    from kvlink.bench.page import write_page
     from kvlink.bench.tables import print_table
     from kvlink.report import write_report
 
     if json:
         write_report(json, rows)
+    if report:
+        write_page(report, table, rows)
     if not all(row.get("verified", True) for row in rows):
         typer.echo("kvlink bench: the target does not hold what the source offered", err=True)
         raise typer.Exit(1)
