@@ -12,6 +12,7 @@ from kvlink.report import check_path
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from kvlink.bench.systems import Setting
     from kvlink.bench.tables import Table
 
 __all__ = ["app"]
@@ -48,42 +49,39 @@ def transfer(
     peers: Annotated[
         str, typer.Option(help="Systems in turn: kvlink,memcpy,socket,ucx,ucxx,nixl,nixl-default,mooncake.")
     ] = "kvlink",
+    serve: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Offer blocks to the other host, until interrupted.")
+    ] = "",
+    advertise: Annotated[str, typer.Option(metavar="HOST", help="With --serve: what others should connect to.")] = "",
+    connect: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Pull from the host that serves there, and report.")
+    ] = "",
+    secret_file: Annotated[
+        str, typer.Option(metavar="PATH", help="The secret of both hosts; else it is that of KVLINK_SECRET.")
+    ] = "",
     json: _Json = "",
     report: _Report = "",
 ) -> None:
     """Move scattered blocks between two processes, next to one thread of memcpy over the same blocks.
 
     Each repetition is a whole handoff: from the call of pull until the source has confirmed it. With --peers other
-    systems move the same blocks in turn; all but memcpy and socket need `make peers`.
+    systems move the same blocks in turn; all but memcpy and socket need `make peers`. With --serve on one host and
+    --connect on another, the blocks go between these two.
     """
+    if serve:
+        _serve(serve, secret_file=secret_file, advertise=advertise)
+        return
     from kvlink.bench import tables
-    from kvlink.bench.choice import choose_systems, parse_systems
-    from kvlink.bench.peers import checkout_place
-    from kvlink.bench.scattered import Geometry
-    from kvlink.bench.sizes import parse_size
-    from kvlink.bench.transfer import Setting, measure_systems
-    from kvlink.errors import InvalidArgument
+    from kvlink.bench.choice import parse_systems
 
-    if memory not in ("kvlink", "foreign"):
-        raise InvalidArgument(f"memory is {memory!r}, neither kvlink nor foreign")
-    settings = [
-        Setting(
-            geometry=Geometry(block_bytes=parse_size(size), total_bytes=parse_size(total_bytes)),
-            lane=one_lane.strip(),
-            memory=memory,
-            threads=threads,
-            repeat=repeat,
-        )
-        for one_lane in lane.split(",")
-        for size in block_bytes.split(",")
-    ]
     names = parse_systems(peers)
-    chosen, missing = choose_systems(names, checkout_place())
-    for reason in missing:
-        typer.echo(f"kvlink bench: {reason}", err=True)
-    measured = _measure(lambda setting: measure_systems(setting, [*chosen.values()]), settings, quiet=json == "-")
-    rows = [row for rows in measured for row in rows if row["system"] in names]
-    _tell(rows, tables.COMPARED if len(names) > 1 else tables.TRANSFER, json, report)
+    systems = _remote(connect, names, secret_file=secret_file) if connect else _systems(names)
+    settings = _transfer_settings(
+        block_bytes, lane, total_bytes=total_bytes, memory=memory, threads=threads, repeat=repeat
+    )
+    rows = _measure(systems, settings, quiet=json == "-")
+    chosen = [row for of_setting in rows for row in of_setting if row["system"] in names]
+    _tell(chosen, tables.COMPARED if len(names) > 1 else tables.TRANSFER, json, report)
 
 
 @app.command()
@@ -188,6 +186,61 @@ def plan(
         blocks, regions = parse_counts(one_size)
         settings.append(PlanSetting(blocks=blocks, regions=regions, repeat=repeat))
     _tell(_measure(measure_plan, settings, quiet=json == "-"), tables.PLAN, json, report)
+
+
+def _serve(address: str, *, secret_file: str, advertise: str) -> None:
+    from contextlib import closing, suppress
+
+    from kvlink.bench.two_hosts import BenchServer, read_secret
+
+    with closing(BenchServer(address, secret=read_secret(secret_file), advertise=advertise or None)) as server:
+        typer.echo(f"kvlink bench: serving at {server.address} until interrupted", err=True)
+        with suppress(KeyboardInterrupt):
+            server.run()
+
+
+def _systems(names: Sequence[str]) -> Callable[[Any], Any]:
+    """Return how to measure those systems that can be had here, and say what is wrong with the others."""
+    from kvlink.bench.choice import choose_systems
+    from kvlink.bench.peers import checkout_place
+    from kvlink.bench.transfer import measure_systems
+
+    chosen, missing = choose_systems(names, checkout_place())
+    for reason in missing:
+        typer.echo(f"kvlink bench: {reason}", err=True)
+    return lambda setting: measure_systems(setting, [*chosen.values()])
+
+
+def _remote(address: str, names: Sequence[str], *, secret_file: str) -> Callable[[Any], Any]:
+    from kvlink.bench.systems import MemcpySystem
+    from kvlink.bench.transfer import measure_systems
+    from kvlink.bench.two_hosts import connect_to, read_secret
+    from kvlink.errors import InvalidArgument
+
+    if not {"kvlink"} <= set(names) <= {"kvlink", "memcpy"}:
+        raise InvalidArgument(f"--connect measures kvlink and memcpy only, not {', '.join(names)}")
+    start = connect_to(address, secret=read_secret(secret_file))
+    return lambda setting: measure_systems(setting, [start, MemcpySystem])
+
+
+def _transfer_settings(block_bytes: str, lane: str, *, total_bytes: str, memory: str, **others: int) -> list[Setting]:
+    from kvlink.bench.scattered import Geometry
+    from kvlink.bench.sizes import parse_size
+    from kvlink.bench.systems import Setting
+    from kvlink.errors import InvalidArgument
+
+    if memory not in ("kvlink", "foreign"):
+        raise InvalidArgument(f"memory is {memory!r}, neither kvlink nor foreign")
+    return [
+        Setting(
+            geometry=Geometry(block_bytes=parse_size(size), total_bytes=parse_size(total_bytes)),
+            lane=one_lane.strip(),
+            memory=memory,
+            **others,
+        )
+        for one_lane in lane.split(",")
+        for size in block_bytes.split(",")
+    ]
 
 
 def _measure(measure: Callable[[Any], Any], settings: Sequence[Any], *, quiet: bool) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import kvlink
 from kvlink import _native
@@ -13,7 +13,17 @@ from kvlink.bench.scattered import Geometry, Pool, Table, permutation, run_offse
 from kvlink.bench.source import SEED
 from kvlink.testing import Worker
 
-__all__ = ["DEADLINE_S", "KvlinkSystem", "MemcpySystem", "Moved", "Setting", "System", "Tables", "request_tables"]
+__all__ = [
+    "DEADLINE_S",
+    "KvlinkSystem",
+    "MemcpySystem",
+    "Moved",
+    "Setting",
+    "Source",
+    "System",
+    "Tables",
+    "request_tables",
+]
 
 DEADLINE_S = 120.0
 
@@ -68,6 +78,18 @@ def request_tables(geometry: Geometry, index: int) -> Tables:
     return permutation(geometry, seed=2 * index), permutation(geometry, seed=2 * index + 1)
 
 
+class Source(Protocol):
+    """Obeys calls of a `BenchSource`, in another process or on another host."""
+
+    def call(self, method: str, *args: Any, timeout_s: float = ...) -> Any:
+        """Return what the method returns."""
+        ...
+
+    def kill(self) -> None:
+        """End it. Safe to call twice."""
+        ...
+
+
 class KvlinkSystem:
     """A node here that pulls from one in another process."""
 
@@ -76,17 +98,21 @@ class KvlinkSystem:
 
     def __init__(self, setting: Setting) -> None:
         """Start both nodes."""
+        arguments = {"geometry": setting.geometry, "memory": setting.memory, "threads": setting.threads}
+        self._prepare(setting, node={})
+        try:
+            self._source: Source = Worker("kvlink.bench.source:BenchSource", arguments=arguments)
+        except BaseException:
+            self._node.close()
+            raise
+
+    def _prepare(self, setting: Setting, *, node: dict[str, Any]) -> None:
+        """Start the node here, with these settings beside its own."""
         self.memory = setting.memory
         self._geometry = setting.geometry
         self._required = None if setting.lane == "auto" else setting.lane
         self._pool = Pool(setting.geometry, memory=setting.memory)
-        arguments = {"geometry": setting.geometry, "memory": setting.memory, "threads": setting.threads}
-        self._source = Worker("kvlink.bench.source:BenchSource", arguments=arguments)
-        try:
-            self._node = kvlink.Node(self._pool.cache(), name="bench-target", copy_threads=setting.threads)
-        except BaseException:
-            self._source.kill()
-            raise
+        self._node = kvlink.Node(self._pool.cache(), name="bench-target", copy_threads=setting.threads, **node)
 
     def move(self, tables: Tables) -> Moved:
         """Move the blocks of one request by a handoff, from the call of pull until the source has confirmed it."""
