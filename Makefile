@@ -85,12 +85,26 @@ format: install
 	$(BIN)/ruff check --fix $(PY_FILES)
 	$(BIN)/clang-format -i $(CXX_FILES)
 
+# Ten minutes at most, of a quiet machine; peers that `make peers` has installed take part. Pages with plots are left in
+# build/bench, and the numbers between the markers of docs/RESULTS.md.
+BENCH_OUT := build/bench
+BENCH := $(BIN)/kvlink bench
+BENCH_PEERS ?= kvlink,memcpy,socket,ucx,ucxx,nixl,nixl-default,mooncake
+TRANSFER := --total-bytes 64MiB --repeat 5 --peers
+BENCH_TO = --json $(BENCH_OUT)/$(1).json --report $(BENCH_OUT)/$(1).html
+
 bench: install
-	$(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-only $(ARGS)
-	$(BIN)/kvlink bench transfer
-	$(BIN)/kvlink bench layout
-	$(BIN)/kvlink bench plan
-	$(BIN)/kvlink bench handoff
+	$(BIN)/python -m benchmarks.results begin $(BENCH_OUT)
+	$(BIN)/python -m pytest benchmarks -q --benchmark-enable --benchmark-only --benchmark-max-time 0.5 $(ARGS)
+	$(BENCH) transfer $(TRANSFER) $(BENCH_PEERS) $(call BENCH_TO,1-transfer)
+	$(BENCH) transfer --memory foreign $(TRANSFER) kvlink,nixl $(call BENCH_TO,2-foreign)
+	$(BENCH) transfer --memory foreign --threads 2 $(TRANSFER) kvlink,nixl $(call BENCH_TO,3-foreign-2)
+	UCX_TLS=tcp $(BENCH) transfer --lane staged --block-bytes 16KiB,64KiB $(TRANSFER) $(BENCH_PEERS) $(call BENCH_TO,4-tcp)
+	$(BENCH) layout --total-bytes 64MiB $(call BENCH_TO,5-layout)
+	$(BENCH) plan $(call BENCH_TO,6-plan)
+	$(BENCH) handoff $(call BENCH_TO,7-handoff)
+	$(BENCH) idle --peers 64 $(call BENCH_TO,8-idle)
+	$(BIN)/python -m benchmarks.results write $(BENCH_OUT) docs/RESULTS.md
 
 # What `kvlink bench transfer --peers` compares with, in an environment of its own: NIXL without its dependencies, which
 # are gigabytes of CUDA libraries that it does not need here. A peer whose package cannot be had is left out, and said so.

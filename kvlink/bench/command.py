@@ -208,7 +208,11 @@ def _systems(names: Sequence[str]) -> Callable[[Any], Any]:
     chosen, missing = choose_systems(names, checkout_place())
     for reason in missing:
         typer.echo(f"kvlink bench: {reason}", err=True)
-    return lambda setting: measure_systems(setting, [*chosen.values()])
+
+    def say(name: str, error: Exception) -> None:
+        typer.echo(f"kvlink bench: {name} is left out of a row: {type(error).__name__}: {error}", err=True)
+
+    return lambda setting: measure_systems(setting, chosen, on_failure=say)
 
 
 def _remote(address: str, names: Sequence[str], *, secret_file: str) -> Callable[[Any], Any]:
@@ -220,7 +224,7 @@ def _remote(address: str, names: Sequence[str], *, secret_file: str) -> Callable
     if not {"kvlink"} <= set(names) <= {"kvlink", "memcpy"}:
         raise InvalidArgument(f"--connect measures kvlink and memcpy only, not {', '.join(names)}")
     start = connect_to(address, secret=read_secret(secret_file))
-    return lambda setting: measure_systems(setting, [start, MemcpySystem])
+    return lambda setting: measure_systems(setting, {"kvlink": start, "memcpy": MemcpySystem})
 
 
 def _transfer_settings(block_bytes: str, lane: str, *, total_bytes: str, memory: str, **others: int) -> list[Setting]:

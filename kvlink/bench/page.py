@@ -7,7 +7,6 @@ import importlib.util
 import io
 import json
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from kvlink.bench.charts import Chart
 from kvlink.bench.sizes import format_size
 from kvlink.bench.tables import Table
 from kvlink.errors import ConfigError
-from kvlink.report import machine_facts
+from kvlink.report import command_line, machine_facts
 
 __all__ = ["check_page", "write_page"]
 
@@ -98,7 +97,7 @@ def write_page(path: str, table: Table, rows: Sequence[Any]) -> None:
 def _facts() -> list[tuple[str, str]]:
     machine = machine_facts()
     return [
-        ("command", f"<code>{html.escape(' '.join(['kvlink', *sys.argv[1:]]))}</code>"),
+        ("command", f"<code>{html.escape(' '.join(command_line()))}</code>"),
         ("kvlink", html.escape(kvlink.__version__)),
         ("machine", html.escape(f"{machine['cores']} cores of {machine['cpu']}, {_memory(machine['memory_bytes'])}")),
         ("system", html.escape(f"Linux {machine['kernel']}, Python {machine['python']}")),

@@ -32,6 +32,8 @@ __all__ = ["PEERS", "PeerPlace", "PeerProcess", "PeerSystem", "checkout_place"]
 PEERS = ("ucx", "ucxx", "nixl", "nixl-default", "mooncake")
 
 _REAP_TIMEOUT_S = 30.0
+#: A process whose socket has closed is about to end.
+_ENDING_S = 1.0
 _STDERR_TAIL_BYTES = 2000
 #: Tables and addresses are far shorter; a line without an end would otherwise fill the memory.
 _MOST_LINE_BYTES = 64 << 20
@@ -153,6 +155,8 @@ class PeerProcess:
         self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, self._stderr.tell() - _STDERR_TAIL_BYTES))
         said = self._stderr.read().decode(errors="replace").split()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            cause += f" with code {self._process.wait(timeout=_ENDING_S)}"
         return PeerLost(f"{self._called} is lost: {cause}; it said: {' '.join(said) or 'nothing'}")
 
 

@@ -9,11 +9,12 @@ each time in another order, so that a slower moment of the machine meets them al
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import TypedDict
 
 from kvlink.bench.systems import KvlinkSystem, MemcpySystem, Moved, Setting, System, request_tables
+from kvlink.errors import KvlinkError
 
 __all__ = ["Row", "Setting", "measure", "measure_systems"]
 
@@ -58,36 +59,53 @@ def measure(setting: Setting) -> Row:
     KvlinkError
         Whatever a handoff may end with.
     """
-    return next(row for row in measure_systems(setting, [KvlinkSystem, MemcpySystem]) if row["system"] == "kvlink")
+    return measure_systems(setting, {"kvlink": KvlinkSystem, "memcpy": MemcpySystem})[0]
 
 
-def measure_systems(setting: Setting, starts: Sequence[Start]) -> list[Row]:
+def measure_systems(
+    setting: Setting, starts: Mapping[str, Start], *, on_failure: Callable[[str, KvlinkError], None] | None = None
+) -> list[Row]:
     """Run one warm-up and ``setting.repeat`` repetitions of every system, in turn, and return a row a system.
 
-    One of them must be memcpy.
+    One of them must be memcpy. With `on_failure` a system of others that fails is told to it and has no row.
 
     Raises
     ------
     KvlinkError
-        Whatever a handoff, or a peer, may end with.
+        Whatever a handoff may end with, and without `on_failure` any other system.
     """
-    moved: dict[str, list[Moved]] = {}
+    moved: dict[str, list[Moved]] = {name: [] for name in starts}
+    systems: dict[str, System] = {}
+
+    def failed(name: str, error: KvlinkError) -> None:
+        if name == "kvlink" or on_failure is None:
+            raise error
+        on_failure(name, error)
+        systems.pop(name, None)
+        del moved[name]
+
     with ExitStack() as stack:
-        systems = []
-        for start in starts:
-            system = start(setting)
-            stack.callback(system.close)
-            systems.append(system)
-            moved[system.name] = []
+        for name, start in starts.items():
+            try:
+                systems[name] = start(setting)
+            except KvlinkError as error:
+                failed(name, error)
+            else:
+                stack.callback(systems[name].close)
         # The first repetition connects and maps, and is not counted: that happens once a peer.
         for index in range(setting.repeat + 1):
             tables = request_tables(setting.geometry, index)
-            shift = index % len(systems)
-            for system in systems[shift:] + systems[:shift]:
-                repetition = system.move(tables)
+            order = list(systems)
+            shift = index % len(order)
+            for name in order[shift:] + order[:shift]:
+                try:
+                    repetition = systems[name].move(tables)
+                except KvlinkError as error:
+                    failed(name, error)
+                    continue
                 if index:
-                    moved[system.name].append(repetition)
-        return [_row(setting, system, moved) for system in systems]
+                    moved[name].append(repetition)
+        return [_row(setting, system, moved) for system in systems.values()]
 
 
 def _row(setting: Setting, system: System, moved: dict[str, list[Moved]]) -> Row:

@@ -56,7 +56,7 @@ def test_one_process_serves_until_interrupted_and_another_pulls_and_verifies(tmp
         assert said[:4] == ["kvlink", "bench:", "serving", "at"]
         for lane in ("mapped", "staged"):
             setting = Setting(geometry=GEOMETRY, lane=lane, memory="kvlink", threads=1, repeat=2)
-            row, _ = measure_systems(setting, [connect_to(said[4], secret="of both"), MemcpySystem])
+            row, _ = measure_systems(setting, {"kvlink": connect_to(said[4], secret="of both"), "memcpy": MemcpySystem})
             assert (row["system"], row["lane"], row["verified"]) == ("kvlink", lane, True)
             assert row["cpu_s_per_gb_source"] > 0
         serving.send_signal(signal.SIGINT)
@@ -70,9 +70,9 @@ def test_one_process_serves_until_interrupted_and_another_pulls_and_verifies(tmp
 @pytest.mark.expects_warnings
 def test_a_wrong_secret_and_a_wrong_port_are_told_apart(server: BenchServer) -> None:
     with pytest.raises(AuthenticationFailed, match="do not share a secret"):
-        measure_systems(SETTING, [connect_to(server.address, secret="of one"), MemcpySystem])
+        measure_systems(SETTING, {"kvlink": connect_to(server.address, secret="of one"), "memcpy": MemcpySystem})
     with pytest.raises(PeerUnreachable, match="Connection refused"):
-        measure_systems(SETTING, [connect_to("127.0.0.1:1", secret="of both"), MemcpySystem])
+        measure_systems(SETTING, {"kvlink": connect_to("127.0.0.1:1", secret="of both"), "memcpy": MemcpySystem})
 
 
 def test_what_the_server_cannot_do_is_told_to_whoever_asks(server: BenchServer) -> None:

@@ -5,6 +5,7 @@ import shutil
 import socket
 import struct
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -90,7 +91,7 @@ def place(tmp_path_factory):
 def test_a_peer_and_the_socket_move_the_same_blocks_in_turn_with_memcpy(place):
     chosen, missing = choose_systems(["ucxx", "socket"], place)
     assert missing == []
-    rows = {row["system"]: row for row in measure_systems(SETTING, [*chosen.values()])}
+    rows = {row["system"]: row for row in measure_systems(SETTING, chosen)}
     assert list(rows) == ["ucxx", "socket", "memcpy"]
     for name, row in rows.items():
         assert row["verified"] is True
@@ -123,11 +124,18 @@ def test_one_wrong_bit_of_a_peer_is_seen(place, monkeypatch):
 def test_a_peer_that_fails_is_named(place, monkeypatch, wrong, error, says):
     monkeypatch.setenv("FAKE_PEER", wrong)
     with pytest.raises(error, match=says):
-        measure_systems(SETTING, [chosen_peer(place), MemcpySystem])
+        measure_systems(SETTING, {"ucxx": partial(PeerSystem, "ucxx", place), "memcpy": MemcpySystem})
 
 
-def chosen_peer(place):
-    return lambda setting: PeerSystem("ucxx", place, setting)
+@pytest.mark.parametrize("wrong", ["dies", "raises"])
+def test_a_peer_that_fails_costs_the_others_nothing(place, monkeypatch, wrong):
+    monkeypatch.setenv("FAKE_PEER", wrong)
+    said = []
+    starts = {"ucxx": partial(PeerSystem, "ucxx", place), "memcpy": MemcpySystem}
+    rows = measure_systems(SETTING, starts, on_failure=lambda name, error: said.append((name, type(error))))
+    assert [row["system"] for row in rows] == ["memcpy"]
+    assert rows[0]["ratios"] == {}
+    assert said == [("ucxx", {"dies": PeerLost, "raises": TransportFailed}[wrong])]
 
 
 def test_a_peer_that_is_not_there_is_said_and_left_out(place, tmp_path):
