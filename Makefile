@@ -90,7 +90,7 @@ format: install
 BENCH_OUT := build/bench
 BENCH := $(BIN)/kvlink bench
 BENCH_PEERS ?= kvlink,memcpy,socket,ucx,ucxx,nixl,nixl-default,mooncake
-TRANSFER := --total-bytes 64MiB --repeat 5 --peers
+TRANSFER := --block-bytes 4KiB,16KiB,64KiB,1MiB --total-bytes 32MiB --repeat 5 --peers
 BENCH_TO = --json $(BENCH_OUT)/$(1).json --report $(BENCH_OUT)/$(1).html
 
 bench: install
@@ -99,7 +99,7 @@ bench: install
 	$(BENCH) transfer $(TRANSFER) $(BENCH_PEERS) $(call BENCH_TO,1-transfer)
 	$(BENCH) transfer --memory foreign $(TRANSFER) kvlink,nixl $(call BENCH_TO,2-foreign)
 	$(BENCH) transfer --memory foreign --threads 2 $(TRANSFER) kvlink,nixl $(call BENCH_TO,3-foreign-2)
-	UCX_TLS=tcp $(BENCH) transfer --lane staged --block-bytes 16KiB,64KiB $(TRANSFER) $(BENCH_PEERS) $(call BENCH_TO,4-tcp)
+	UCX_TLS=tcp $(BENCH) transfer --lane staged $(TRANSFER) $(BENCH_PEERS) $(call BENCH_TO,4-tcp)
 	$(BENCH) layout --total-bytes 64MiB $(call BENCH_TO,5-layout)
 	$(BENCH) plan $(call BENCH_TO,6-plan)
 	$(BENCH) handoff $(call BENCH_TO,7-handoff)

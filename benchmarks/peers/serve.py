@@ -7,9 +7,11 @@ Needs only NumPy, and the library that the driver imports.
 """
 
 import base64
+import ctypes
 import importlib
 import json
 import os
+import signal
 import socket
 import sys
 import time
@@ -17,6 +19,8 @@ import traceback
 
 import numpy as np
 from blocks import Blocks
+
+_PR_SET_PDEATHSIG = 1
 
 DRIVERS = {
     "ucx": ("ucx_driver", {}),
@@ -69,6 +73,8 @@ class Side:
 
 
 def serve(name, descriptor):
+    # It may be stopped when whoever asks is killed, and would then not see the end of the socket.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     side = Side(name)
     with socket.socket(fileno=descriptor) as link, link.makefile("rw", encoding="utf-8") as lines:
         for line in lines:

@@ -84,6 +84,8 @@ class PeerProcess:
                 [str(place.python), str(place.drivers / "serve.py"), name, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
+                # Were it stopped in the caller's group, the end of the caller's shell would hang up on the whole group.
+                start_new_session=True,
                 stdout=self._stderr,  # libraries print there, and ours may be JSON
                 stderr=self._stderr,
             )

@@ -1,9 +1,13 @@
 """Systems next to kvlink in its benchmark: the socket for real, and peers by a driver that the test writes."""
 
+import contextlib
 import importlib.util
+import os
+import select
 import shutil
 import socket
 import struct
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -125,6 +129,33 @@ def test_a_peer_that_fails_is_named(place, monkeypatch, wrong, error, says):
     monkeypatch.setenv("FAKE_PEER", wrong)
     with pytest.raises(error, match=says):
         measure_systems(SETTING, {"ucxx": partial(PeerSystem, "ucxx", place), "memcpy": MemcpySystem})
+
+
+def test_peers_that_are_stopped_end_with_whoever_started_them(place, tmp_path):
+    script = """
+import os, sys
+from pathlib import Path
+from kvlink.bench.peers import PeerPlace, PeerSystem
+from kvlink.bench.scattered import Geometry
+from kvlink.bench.systems import Setting
+setting = Setting(
+    geometry=Geometry(block_bytes=4096, total_bytes=65536), lane="auto", memory="kvlink", threads=1, repeat=1
+)
+system = PeerSystem("ucxx", PeerPlace(python=Path(sys.executable), drivers=Path(sys.argv[1])), setting)
+print(*(process._process.pid for process in system._processes), flush=True)
+os.kill(os.getpid(), 9)
+"""
+    command = [sys.executable, "-c", script, str(place.drivers)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 2, done.stderr
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            ended = os.pidfd_open(pid)  # if it is there still, its end is awaited
+            try:
+                assert select.select([ended], [], [], 30)[0]
+            finally:
+                os.close(ended)
 
 
 @pytest.mark.parametrize("wrong", ["dies", "raises"])
