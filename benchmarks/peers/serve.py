@@ -11,6 +11,7 @@ import ctypes
 import importlib
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -64,8 +65,6 @@ class Side:
         post_s = self.driver.send() if self.role == "source" else self.driver.receive()
         ended = time.perf_counter()
         cpu_s = time.process_time() - cpu_started
-        if self.role == "target" and hasattr(self.driver, "after_receive"):
-            self.driver.after_receive()  # what the source still needs it for
         return {"began": began, "ended": ended, "cpu_s": cpu_s, "post_s": post_s, "lane": self.driver.lane}
 
     def verify(self):
@@ -86,6 +85,8 @@ def serve(name, descriptor):
                 answer = {"error": f"{type(error).__name__}: {error}"}
             lines.write(json.dumps(answer) + "\n")
             lines.flush()
+            while hasattr(side.driver, "progress") and not select.select([link], [], [], 0)[0]:
+                side.driver.progress()  # the other side may still need this one
 
 
 if __name__ == "__main__":

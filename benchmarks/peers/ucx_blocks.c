@@ -125,7 +125,7 @@ int side_receive(uint64_t round, double seconds) {
   return UCS_OK;
 }
 
-/* TCP needs the target while the source flushes its last word. */
+/* TCP needs this side while the other one flushes. */
 int side_progress(double seconds) {
   const double until = now() + seconds;
   while (now() < until) ucp_worker_progress(worker);

@@ -15,9 +15,8 @@ _LIBRARY = ctypes.CDLL(str(Path(sys.prefix, "lib", "kvlink_ucx_blocks.so")))
 _LIBRARY.side_word.restype = ctypes.c_uint64
 _LIBRARY.side_pack.restype = ctypes.c_long
 _MOST_PACKED_BYTES = 1 << 16
-_DEADLINE_S = 110.0
-#: How long the target goes on after the word has come: until the source's last flush has its answer.
-_LINGER_S = 0.002
+_DEADLINE_S = 60.0
+_PROGRESS_S = 0.0002
 
 
 def _checked(status, operation):
@@ -72,5 +71,5 @@ class Driver:
     def receive(self):
         _checked(_LIBRARY.side_receive(ctypes.c_uint64(self.round), ctypes.c_double(_DEADLINE_S)), "receive the word")
 
-    def after_receive(self):
-        _LIBRARY.side_progress(ctypes.c_double(_LINGER_S))
+    def progress(self):
+        _LIBRARY.side_progress(ctypes.c_double(_PROGRESS_S))
