@@ -22,7 +22,7 @@ SOAK_TESTS := tests/property tests/lifetime tests/errors/test_stopped_peer.py te
   tests/integration/test_fleet_under_change.py \
   tests/errors/test_cables.py tests/integration/test_shaped_links.py
 
-.PHONY: install demo test soak lint bench format states model-check stub clean
+.PHONY: install demo test soak lint bench peers format states model-check stub clean
 
 install: $(VENV)/.native $(VENV)/.test-programs
 
@@ -87,12 +87,45 @@ format: install
 	$(BIN)/ruff check --fix $(PY_FILES)
 	$(BIN)/clang-format -i $(CXX_FILES)
 
+# Ten minutes at most, of a quiet machine; peers that `make peers` has installed take part. Pages with plots are left in
+# build/bench, and the numbers between the markers of docs/RESULTS.md.
+BENCH_OUT := build/bench
+BENCH := $(BIN)/kvlink bench
+BENCH_PEERS ?= kvlink,memcpy,socket,ucx,ucxx,nixl,nixl-default,mooncake
+TRANSFER := --total-bytes 32MiB --repeat 5 --block-bytes
+BENCH_TO = --json $(BENCH_OUT)/$(1).json --report $(BENCH_OUT)/$(1).html
+
 bench: install
-	$(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-only $(ARGS)
-	$(BIN)/kvlink bench transfer
-	$(BIN)/kvlink bench layout
-	$(BIN)/kvlink bench plan
-	$(BIN)/kvlink bench handoff
+	$(BIN)/python -m benchmarks.results begin $(BENCH_OUT)
+	$(BIN)/python -m pytest benchmarks -q --benchmark-enable --benchmark-only --benchmark-max-time 0.5 $(ARGS)
+	$(BENCH) transfer $(TRANSFER) 4KiB,16KiB,64KiB,1MiB --peers $(BENCH_PEERS) $(call BENCH_TO,1-transfer)
+	$(BENCH) transfer --memory foreign $(TRANSFER) 4KiB,16KiB,64KiB,1MiB --peers kvlink,nixl $(call BENCH_TO,2-foreign)
+	$(BENCH) transfer --memory foreign --threads 2 $(TRANSFER) 4KiB,16KiB,64KiB,1MiB --peers kvlink,nixl $(call BENCH_TO,3-foreign-2)
+	UCX_TLS=tcp $(BENCH) transfer --lane staged $(TRANSFER) 16KiB,64KiB --peers $(BENCH_PEERS) $(call BENCH_TO,4-tcp)
+	$(BENCH) layout --total-bytes 64MiB $(call BENCH_TO,5-layout)
+	$(BENCH) plan $(call BENCH_TO,6-plan)
+	$(BENCH) handoff $(call BENCH_TO,7-handoff)
+	$(BENCH) idle --peers 64 $(call BENCH_TO,8-idle)
+	$(BIN)/python -m benchmarks.results write $(BENCH_OUT) docs/RESULTS.md
+
+# What `kvlink bench transfer --peers` compares with, in an environment of its own: NIXL without its dependencies, which
+# are gigabytes of CUDA libraries that it does not need here. A peer whose package cannot be had is left out, and said so.
+PEERS := .venv-peers
+PEER_PIP := $(PEERS)/bin/pip install -qq --no-compile
+PEER_PACKAGES ?= mooncake-transfer-engine-non-cuda==0.3.13.post1 ucxx-cu12==0.52.0
+NIXL ?= nixl-cu12==1.5.1
+
+peers: $(PEERS)/.installed
+
+$(PEERS)/.installed: Makefile benchmarks/peers/ucx_blocks.c
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEER_PIP) numpy
+	@for package in "--no-deps $(NIXL)" $(PEER_PACKAGES); do \
+	  $(PEER_PIP) $$package || echo "peers: $$package cannot be installed here, and is left out"; done
+	@site=$$($(PEERS)/bin/python -c 'import libucx; print(*libucx.__path__)') && \
+	  $(CC) -O2 -Wall -Wextra -shared -fPIC -isystem $$site/include benchmarks/peers/ucx_blocks.c \
+	  -o $(PEERS)/lib/kvlink_ucx_blocks.so -L$$site/lib -lucp -Wl,-rpath,$$site/lib || echo "peers: ucx cannot be built here, and is left out"
+	touch $@
 
 # docs/STATES.md, from the table of transitions.
 states: install

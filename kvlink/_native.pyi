@@ -441,3 +441,17 @@ def memcpy_seconds(*, source: Annotated[NDArray[numpy.uint8], dict(shape=(None,)
 
     Raises InvalidArgument if a run leaves its pool, or the two lists differ in length.
     """
+
+def send_runs(*, socket: int, pool: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], run_bytes: int) -> None:
+    """
+    Write scattered runs in order to a connected socket, by writev. The socket's own timeouts bound it.
+
+    Raises InvalidArgument if a run leaves the pool, DeadlineExceeded after a timeout, or PeerLost.
+    """
+
+def receive_runs(*, socket: int, pool: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], offsets: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], run_bytes: int) -> None:
+    """
+    Read scattered runs in order from a connected socket, by readv. The socket's own timeouts bound it.
+
+    Raises InvalidArgument if a run leaves the pool, DeadlineExceeded after a timeout, or PeerLost.
+    """

@@ -13,7 +13,10 @@ from typing import Any
 import kvlink
 from kvlink.errors import ConfigError
 
-__all__ = ["check_path", "machine_facts", "write_report"]
+__all__ = ["check_path", "command_line", "machine_facts", "write_report"]
+
+#: What of the environment changes what is measured, and is told with the command.
+_SETTINGS = ("UCX_TLS", "UCX_NET_DEVICES")
 
 
 def machine_facts() -> dict[str, Any]:
@@ -48,7 +51,7 @@ def write_report(path: str, rows: Sequence[Any]) -> None:
     """Write ``{"kvlink", "command", "machine", "rows"}`` as JSON to `path`; ``-`` is standard output."""
     report = {
         "kvlink": kvlink.__version__,
-        "command": ["kvlink", *sys.argv[1:]],
+        "command": command_line(),
         "machine": machine_facts(),
         "rows": list(rows),
     }
@@ -57,6 +60,12 @@ def write_report(path: str, rows: Sequence[Any]) -> None:
         sys.stdout.write(text)
     else:
         Path(path).write_text(text, encoding="utf-8")
+
+
+def command_line() -> list[str]:
+    """Return the command of this process, with the settings of UCX that it was given, as one would type it."""
+    settings = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name in _SETTINGS]
+    return [*settings, "kvlink", *sys.argv[1:]]
 
 
 def _cpu_model() -> str:

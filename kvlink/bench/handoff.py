@@ -44,6 +44,7 @@ class HandoffRow(TypedDict):
     p50_us: float
     p99_us: float
     max_us: float
+    percentiles_us: list[float]
     gbps: float
     gbps_one_large: float
     ratio_to_one_large: float
@@ -202,6 +203,7 @@ def _row(setting: HandoffSetting, done: _Rounds) -> HandoffRow:
         p50_us=float(np.percentile(latencies_us, 50)),
         p99_us=float(np.percentile(latencies_us, 99)),
         max_us=float(latencies_us.max()),
+        percentiles_us=[float(value) for value in np.percentile(latencies_us, range(101))],
         gbps=statistics.median(moved_gb / seconds for seconds in done.seconds),
         gbps_one_large=statistics.median(moved_gb / seconds for seconds in large),
         ratio_to_one_large=statistics.median(one / many for one, many in zip(large, done.seconds, strict=True)),

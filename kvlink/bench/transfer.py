@@ -1,34 +1,33 @@
-"""Move scattered blocks from one process to another, next to a plain memcpy of the same blocks, again and again.
+"""Move scattered blocks from one process to another, by one system and the next in turn, again and again.
 
-A repetition is timed from `Node.pull` until the source has confirmed it: planning, claiming,
-copying and confirming all count. The limit is one thread of the C library's memcpy over the
-same number of equally scattered blocks between two private pools of this process, measured
-right before or right after (alternating), so that a slower moment of the machine meets both.
+A repetition of kvlink is timed from `Node.pull` until the source has confirmed it: planning, claiming,
+copying and confirming all count. The limit is one thread of the C library's memcpy over the same number
+of equally scattered blocks. All systems move the blocks of one request before the next request begins,
+each time in another order, so that a slower moment of the machine meets them all.
 """
 
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import TypedDict
 
-import kvlink
-from kvlink import _native
-from kvlink.bench.lane_reasons import lane_reasons
-from kvlink.bench.scattered import Geometry, Pool, Table, permutation, run_offsets
-from kvlink.bench.source import SEED
-from kvlink.testing import Worker
+from kvlink.bench.systems import KvlinkSystem, MemcpySystem, Moved, Setting, System, request_tables
+from kvlink.errors import KvlinkError
 
-__all__ = ["Repetition", "Row", "Setting", "measure"]
+__all__ = ["Row", "Setting", "measure", "measure_systems"]
 
 _GB = 1e9
-_DEADLINE_S = 120.0
+
+Start = Callable[[Setting], System]
 
 
 class Row(TypedDict):
-    """What is reported of one block size on one lane."""
+    """What is reported of one system, block size and lane.
+
+    ``ratios`` has, for each other system, the median of the paired ratios: above 1 is faster than that one.
+    """
 
     system: str
     lane: str
@@ -41,63 +40,17 @@ class Row(TypedDict):
     gbps_median: float
     gbps_min: float
     gbps_max: float
-    post_us_median: float
+    post_us_median: float | None
     cpu_s_per_gb_source: float
     cpu_s_per_gb_target: float
     memcpy_gbps: float
     ratio_to_memcpy: float
+    ratios: dict[str, float]
     verified: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """What is measured: one row."""
-
-    geometry: Geometry
-    lane: str
-    memory: str
-    threads: int
-    repeat: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Repetition:
-    """One handoff and the memcpy next to it."""
-
-    seconds: float
-    memcpy_seconds: float
-    post_seconds: float
-    cpu_source_s: float
-    cpu_target_s: float
-    lane: str
-    verified: bool
-
-
-@dataclass(kw_only=True)
-class _Reference:
-    """Two private pools and the memcpy between them."""
-
-    geometry: Geometry
-    source: Pool = field(init=False)
-    target: Pool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.source = Pool(self.geometry, memory="private")
-        self.target = Pool(self.geometry, memory="private")
-
-    def seconds(self, *, seed: int) -> float:
-        source_table, target_table = _tables(self.geometry, seed)
-        return _native.memcpy_seconds(
-            source=self.source.bytes,
-            target=self.target.bytes,
-            source_offsets=run_offsets(self.geometry, source_table),
-            target_offsets=run_offsets(self.geometry, target_table),
-            run_bytes=self.geometry.block_bytes,
-        )
-
-
-def measure(setting: Setting, *, on_repetition: Callable[[Repetition], None] | None = None) -> Row:
-    """Run one warm-up and ``setting.repeat`` repetitions in two processes and return their row.
+def measure(setting: Setting) -> Row:
+    """Measure kvlink next to memcpy and return its row.
 
     Raises
     ------
@@ -106,78 +59,83 @@ def measure(setting: Setting, *, on_repetition: Callable[[Repetition], None] | N
     KvlinkError
         Whatever a handoff may end with.
     """
-    geometry = setting.geometry
-    reference = _Reference(geometry=geometry)
-    pool = Pool(geometry, memory=setting.memory)
-    arguments = {"geometry": geometry, "memory": setting.memory, "threads": setting.threads}
-    repetitions = []
-    with (
-        Worker("kvlink.bench.source:BenchSource", arguments=arguments) as source,
-        kvlink.Node(pool.cache(), name="bench-target", copy_threads=setting.threads) as node,
-    ):
-        # The first handoff maps the peer's pool, and is not counted: that happens once a peer.
+    return measure_systems(setting, {"kvlink": KvlinkSystem, "memcpy": MemcpySystem})[0]
+
+
+def measure_systems(
+    setting: Setting, starts: Mapping[str, Start], *, on_failure: Callable[[str, KvlinkError], None] | None = None
+) -> list[Row]:
+    """Run one warm-up and ``setting.repeat`` repetitions of every system, in turn, and return a row a system.
+
+    One of them must be memcpy. With `on_failure` a system of others that fails is told to it and has no row.
+
+    Raises
+    ------
+    KvlinkError
+        Whatever a handoff may end with, and without `on_failure` any other system.
+    """
+    moved: dict[str, list[Moved]] = {name: [] for name in starts}
+    systems: dict[str, System] = {}
+
+    def failed(name: str, error: KvlinkError) -> None:
+        if name == "kvlink" or on_failure is None:
+            raise error
+        on_failure(name, error)
+        systems.pop(name, None)
+        del moved[name]
+
+    with ExitStack() as stack:
+        for name, start in starts.items():
+            try:
+                systems[name] = start(setting)
+            except KvlinkError as error:
+                failed(name, error)
+            else:
+                stack.callback(systems[name].close)
+        # The first repetition connects and maps, and is not counted: that happens once a peer.
         for index in range(setting.repeat + 1):
-            repetition = _repeat(setting, index, source=source, node=node, pool=pool, reference=reference)
-            if index:
-                repetitions.append(repetition)
-                if on_repetition is not None:
-                    on_repetition(repetition)
-        lane_reason = lane_reasons(node)
-        source.call("close")
-        source.close()
-    return _row(setting, repetitions, lane_reason=lane_reason)
+            tables = request_tables(setting.geometry, index)
+            order = list(systems)
+            shift = index % len(order)
+            for name in order[shift:] + order[:shift]:
+                try:
+                    repetition = systems[name].move(tables)
+                except KvlinkError as error:
+                    failed(name, error)
+                    continue
+                if index:
+                    moved[name].append(repetition)
+        return [_row(setting, system, moved) for system in systems.values()]
 
 
-def _repeat(
-    setting: Setting, index: int, *, source: Worker, node: kvlink.Node, pool: Pool, reference: _Reference
-) -> Repetition:
-    geometry = setting.geometry
-    source_table, target_table = _tables(geometry, index)
-    pool.forget()
-    before = reference.seconds(seed=index) if index % 2 else None
-    ticket = source.call("offer", source_table)
-    cpu_started, started = time.process_time(), time.perf_counter()
-    pull = node.pull(
-        ticket, target_table, deadline_s=_DEADLINE_S, require=None if setting.lane == "auto" else setting.lane
-    )
-    pull.wait(timeout_s=_DEADLINE_S)
-    seconds, cpu_target_s = time.perf_counter() - started, time.process_time() - cpu_started
-    cpu_source_s = source.call("finish", timeout_s=_DEADLINE_S)
-    return Repetition(
-        seconds=seconds,
-        memcpy_seconds=before if before is not None else reference.seconds(seed=index),
-        post_seconds=pull.phases_s["post"],
-        cpu_source_s=cpu_source_s,
-        cpu_target_s=cpu_target_s,
-        lane=pull.lane,
-        verified=pool.holds(source_table=source_table, target_table=target_table, seed=SEED),
-    )
-
-
-def _tables(geometry: Geometry, index: int) -> tuple[Table, Table]:
-    return permutation(geometry, seed=2 * index), permutation(geometry, seed=2 * index + 1)
-
-
-def _row(setting: Setting, repetitions: list[Repetition], *, lane_reason: str) -> Row:
+def _row(setting: Setting, system: System, moved: dict[str, list[Moved]]) -> Row:
     geometry = setting.geometry
     moved_gb = geometry.moved_bytes / _GB
-    speeds = [moved_gb / repetition.seconds for repetition in repetitions]
+    own = moved[system.name]
+    speeds = [moved_gb / repetition.seconds for repetition in own]
+    posts = [repetition.post_s * 1e6 for repetition in own if repetition.post_s is not None]
+    ratios = {
+        name: statistics.median(its.seconds / mine.seconds for its, mine in zip(theirs, own, strict=True))
+        for name, theirs in moved.items()
+        if name != system.name
+    }
     return Row(
-        system="kvlink",
-        lane="+".join(sorted({repetition.lane for repetition in repetitions})),
-        lane_reason=lane_reason,
-        op="pull",
-        memory=setting.memory,
-        threads=setting.threads,
+        system=system.name,
+        lane="+".join(sorted({repetition.lane for repetition in own})),
+        lane_reason=system.reason(),
+        op=system.op,
+        memory=system.memory,
+        threads=setting.threads if system.name == "kvlink" else 1,
         block_bytes=geometry.block_bytes,
         blocks=geometry.runs,
         gbps_median=statistics.median(speeds),
         gbps_min=min(speeds),
         gbps_max=max(speeds),
-        post_us_median=statistics.median(repetition.post_seconds * 1e6 for repetition in repetitions),
-        cpu_s_per_gb_source=statistics.median(repetition.cpu_source_s / moved_gb for repetition in repetitions),
-        cpu_s_per_gb_target=statistics.median(repetition.cpu_target_s / moved_gb for repetition in repetitions),
-        memcpy_gbps=statistics.median(moved_gb / repetition.memcpy_seconds for repetition in repetitions),
-        ratio_to_memcpy=statistics.median(repetition.memcpy_seconds / repetition.seconds for repetition in repetitions),
-        verified=all(repetition.verified for repetition in repetitions),
+        post_us_median=statistics.median(posts) if posts else None,
+        cpu_s_per_gb_source=statistics.median(repetition.cpu_source_s / moved_gb for repetition in own),
+        cpu_s_per_gb_target=statistics.median(repetition.cpu_target_s / moved_gb for repetition in own),
+        memcpy_gbps=statistics.median(moved_gb / repetition.seconds for repetition in moved["memcpy"]),
+        ratio_to_memcpy=ratios.get("memcpy", 1.0),
+        ratios=ratios,
+        verified=all(repetition.verified for repetition in own),
     )

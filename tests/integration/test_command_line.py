@@ -17,7 +17,7 @@ import kvlink
 ROW_KEYS = [
     *("system", "lane", "lane_reason", "op", "memory", "threads", "block_bytes", "blocks"),
     *("gbps_median", "gbps_min", "gbps_max", "post_us_median", "cpu_s_per_gb_source", "cpu_s_per_gb_target"),
-    *("memcpy_gbps", "ratio_to_memcpy", "verified"),
+    *("memcpy_gbps", "ratio_to_memcpy", "ratios", "verified"),
 ]
 SMALL = ("--block-bytes", "4KiB,64KiB", "--total-bytes", "4MiB", "--repeat", "2")
 
@@ -69,8 +69,10 @@ def test_the_benchmark_verifies_what_it_moved_on_each_lane(lane, memory, env):
 
 
 def test_the_benchmark_prints_a_table_for_people(tmp_path):
-    done = kvlink_command("bench", "transfer", *SMALL, "--json", str(tmp_path / "rows.json"), COLUMNS="200")
+    wanted = ("--json", str(tmp_path / "rows.json"), "--report", str(tmp_path / "page.html"))
+    done = kvlink_command("bench", "transfer", *SMALL, *wanted, COLUMNS="200")
     assert done.returncode == 0, done.stderr
+    assert "Bandwidth over block size" in (tmp_path / "page.html").read_text()
     assert "64KiB" in done.stdout
     assert "mapped" in done.stdout
     assert len(json.loads((tmp_path / "rows.json").read_text())["rows"]) == 2
@@ -84,6 +86,7 @@ def test_the_benchmark_prints_a_table_for_people(tmp_path):
         (("--block-bytes", "64KB"), "InvalidArgument"),
         (("--memory", "borrowed"), "InvalidArgument"),
         (("--json", "/no/such/folder/rows.json"), "ConfigError"),
+        (("--report", "/no/such/folder/page.html"), "ConfigError"),
     ],
 )
 def test_what_cannot_be_measured_is_one_line_and_exit_code_1(arguments, error):
