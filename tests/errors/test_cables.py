@@ -46,7 +46,7 @@ def moving(pair: HostPair, *, ttl_s: float, deadline_s: float) -> tuple[int, int
 
 @pytest.mark.parametrize("family", ["ipv4", "ipv6"][: rounds(1, 2)])
 @pytest.mark.parametrize("end", ["target", "source"][: rounds(1, 2)])
-@pytest.mark.parametrize(("ttl_s", "resumes"), [(30.0, True), (4.0, False)], ids=["resumes", "lease may lapse"])
+@pytest.mark.parametrize(("ttl_s", "resumes"), [(30.0, True), (4.0, False)][: rounds(1, 2)])
 def test_a_cable_pulled_for_seconds(
     network: Network, between: HostPair, family: str, end: str, ttl_s: float, resumes: bool
 ) -> None:

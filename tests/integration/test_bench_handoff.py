@@ -71,14 +71,12 @@ def test_an_idle_node_is_measured_in_both_roles() -> None:
         assert row["threads"] < 12
 
 
-def test_both_print_tables_for_people(tmp_path: Path) -> None:
-    one = ("--blocks", "1", "--concurrent", "1", "--handoffs", "4")
-    for arguments, word in ((("handoff", *one), "p99"), (("idle", "--peers", "1", "--seconds", "0.1"), "RSS")):
-        report = tmp_path / f"{arguments[0]}.json"
-        done = kvlink_command(*arguments, "--json", str(report))
-        assert done.returncode == 0, done.stderr
-        assert word in done.stdout
-        assert json.loads(report.read_text())["rows"]
+def test_a_table_is_printed_for_people(tmp_path: Path) -> None:
+    report = tmp_path / "rows.json"
+    done = kvlink_command("idle", "--peers", "1", "--seconds", "0.1", "--json", str(report))
+    assert done.returncode == 0, done.stderr
+    assert "RSS" in done.stdout
+    assert json.loads(report.read_text())["rows"]
 
 
 @pytest.mark.parametrize(
