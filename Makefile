@@ -61,9 +61,9 @@ export REQUIREMENTS
 demo: $(VENV)/.native
 	$(BIN)/kvlink demo $(ARGS)
 
-# Most tests wait for processes to start and for leases to end, so there is one more of them at a time than cores, but
+# Most tests wait for processes to start and for leases to end, so there are two more of them at a time than cores, but
 # at most four. What measures time is marked `alone`, and is.
-TESTS_AT_ONCE ?= $(shell n=$$(nproc); echo $$((n < 3 ? n + 1 : 4)))
+TESTS_AT_ONCE ?= $(shell n=$$(nproc); echo $$((n < 2 ? n + 2 : 4)))
 
 test: install
 	$(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist worksteal $(ARGS)

@@ -74,9 +74,9 @@ def test_a_node_is_reached_by_the_name_that_it_advertises(spawn: Callable[..., W
 
 def test_an_advertised_address_where_nobody_listens_is_unreachable(spawn: Callable[..., Worker]) -> None:
     pair = Pair(spawn(), spawn(), LANES[0])
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    pair.open(advertise=f"127.0.0.1:{port}")
-    pulled = pair.pull(pair.offer(REQUEST)[1], REQUEST, deadline_s=5)
-    with pytest.raises(errors.PeerUnreachable):
-        pair.target.call("wait", pulled)
+    with socket.socket() as bound:  # and never listens; while it is open nobody else gets the port
+        bound.bind(("127.0.0.1", 0))
+        pair.open(advertise=f"127.0.0.1:{bound.getsockname()[1]}")
+        pulled = pair.pull(pair.offer(REQUEST)[1], REQUEST, deadline_s=5)
+        with pytest.raises(errors.PeerUnreachable):
+            pair.target.call("wait", pulled)
