@@ -18,7 +18,7 @@ PLACEMENT = Placement(num_blocks=64)
 LARGE = Request(source_blocks=tuple(range(64)), target_blocks=tuple(reversed(range(64))), num_tokens=64 * 4)
 SMALL = Request(source_blocks=(5,), target_blocks=(9,), num_tokens=4)
 LINK_MBIT = 100
-OUT_S = 3.0
+OUT_S = float(rounds(1, 3))
 
 
 @pytest.fixture

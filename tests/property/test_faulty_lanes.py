@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from kvlink import errors
 from kvlink.testing import FaultScript, inject_faults, remove_faults
 
-CASES_PER_LANE = rounds(100, 3000)
+CASES_PER_LANE = rounds(60, 3000)
 BLOCKS = 8
 BLOCK_BYTES = 256 << 10  # so that a handoff of six has three chunks
 #: A busy machine may keep the progress thread from the processor for so long; an outcome that waits for an event

@@ -16,7 +16,7 @@ from kvlink import _native
 from kvlink.errors import LayoutMismatch
 from kvlink.plan import as_delivered, compile_conversion, select
 
-CASES = rounds(150, 3000)
+CASES = rounds(90, 3000)
 
 
 def target_byte(plan: _native.Plan, at: int) -> tuple[int, int]:

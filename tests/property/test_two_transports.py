@@ -22,7 +22,7 @@ import kvlink
 from kvlink.fallback import PythonNode
 from kvlink.transport.python_two_sided import load_two_sided
 
-HANDOFFS = rounds(50, 500)
+HANDOFFS = rounds(30, 500)
 
 
 def two_sided() -> Any:
