@@ -53,9 +53,10 @@ struct Target {
   CopyThreads threads{2};
   std::shared_ptr<StagedReceiver> receiver;
   ChunkRouter router;
-  int sent = 0;
+  bool shown;    // not lent: the bytes are there only while the call lasts
+  int sent = 0;  // and lent
 
-  Target() {
+  explicit Target(bool only_shown = false) : shown(only_shown) {
     test::fill(source.data(), source.size(), 1);
     test::fill(memory.data(), memory.size(), 2);
     untouched = memory;
@@ -71,9 +72,15 @@ struct Target {
 
   void send(std::uint64_t begin, std::uint32_t length, const AttemptId& attempt = kAttempt) {
     const auto header = ChunkHeader{.attempt = attempt, .stream_begin = begin, .length = length}.encode();
-    ++sent;
     // A range outside of the stream is sent from the start of it: the header is what must be refused.
     const std::byte* const data = stream.data() + (begin + length <= stream.size() ? begin : 0);
+    if (shown) {
+      std::vector<std::byte> passing(data, data + length);
+      router.deliver(header, ReceivedData::shown(passing));
+      std::ranges::fill(passing, std::byte{0xee});
+      return;
+    }
+    ++sent;
     router.deliver(header, ReceivedData(lender, {data, length}));
   }
 
@@ -110,8 +117,8 @@ struct Target {
   }
 };
 
-void chunks_in_any_order_land_in_their_blocks() {
-  Target target;
+void chunks_in_any_order_land_in_their_blocks(bool shown) {
+  Target target(shown);
   std::vector<std::uint64_t> begins;
   constexpr std::uint32_t kChunk = 777;
   for (std::uint64_t begin = 0; begin < target.stream.size(); begin += kChunk) begins.push_back(begin);
@@ -131,31 +138,39 @@ void chunks_in_any_order_land_in_their_blocks() {
   target.expect_all_given_back();
 }
 
-void a_chunk_sent_twice_fails_the_transfer() {
-  Target target;
+void a_chunk_that_is_only_shown_lies_in_its_blocks_when_the_call_returns() {
+  Target target(true);
+  target.send(0, static_cast<std::uint32_t>(target.stream.size()));
+  CHECK(target.memory == target.expected);
+  CHECK(target.receiver->advance());  // or a node without another message would sleep on it
+  CHECK(target.receiver->drained() && target.receiver->take_credits() == 1);
+}
+
+void a_chunk_sent_twice_fails_the_transfer(bool shown) {
+  Target target(shown);
   target.send(0, 500);
   target.send(499, 2);
   target.expect_failure(Code::protocol_error);
 }
 
-void a_chunk_outside_of_the_plan_fails_the_transfer_and_writes_nothing() {
+void a_chunk_outside_of_the_plan_fails_the_transfer_and_writes_nothing(bool shown) {
   for (const auto& [begin, length] :
        {std::pair<std::uint64_t, std::uint32_t>{15'999, 2}, {16'000, 1}, {~0ULL, 1}, {~0ULL - 3, 400}}) {
-    Target target;
+    Target target(shown);
     target.send(begin, length);
     target.expect_failure(Code::protocol_error);
     CHECK(target.memory == target.untouched);
   }
 }
 
-void a_source_that_ignores_the_window_fails_the_transfer() {
-  Target target;
+void a_source_that_ignores_the_window_fails_the_transfer(bool shown) {
+  Target target(shown);
   for (std::uint32_t index = 0; index <= kWindow; ++index) target.send(index * 100, 100);
   target.expect_failure(Code::protocol_error);
 }
 
-void a_cancelled_transfer_drains_and_writes_nothing_later() {
-  Target target;
+void a_cancelled_transfer_drains_and_writes_nothing_later(bool shown) {
+  Target target(shown);
   target.send(0, 1000);
   target.receiver->cancel();
   target.run();
@@ -247,17 +262,29 @@ void a_pool_lends_up_to_its_limit_and_no_further() {
 }  // namespace
 
 int main() {
-  return test::run(
-      {{"chunks in any order land in their blocks", chunks_in_any_order_land_in_their_blocks},
-       {"a chunk sent twice fails the transfer", a_chunk_sent_twice_fails_the_transfer},
-       {"a chunk outside of the plan fails the transfer and writes nothing",
-        a_chunk_outside_of_the_plan_fails_the_transfer_and_writes_nothing},
-       {"a source that ignores the window fails the transfer", a_source_that_ignores_the_window_fails_the_transfer},
-       {"a cancelled transfer drains and writes nothing later", a_cancelled_transfer_drains_and_writes_nothing_later},
-       {"chunks that nobody waits for are counted and given back",
-        chunks_that_nobody_waits_for_are_counted_and_given_back},
-       {"headers are read only if they are exactly right", headers_are_read_only_if_they_are_exactly_right},
-       {"a header that lies about the length is refused", a_header_that_lies_about_the_length_is_refused},
-       {"coverage agrees with a set of bytes", coverage_agrees_with_a_set_of_bytes},
-       {"a pool lends up to its limit and no further", a_pool_lends_up_to_its_limit_and_no_further}});
+  test::Tests tests;
+  for (const bool shown : {false, true}) {
+    const std::string how = shown ? ", where they are only shown" : ", where they are lent";
+    tests.insert(
+        tests.end(),
+        {{"chunks in any order land in their blocks" + how, [=] { chunks_in_any_order_land_in_their_blocks(shown); }},
+         {"a chunk sent twice fails the transfer" + how, [=] { a_chunk_sent_twice_fails_the_transfer(shown); }},
+         {"a chunk outside of the plan fails the transfer and writes nothing" + how,
+          [=] { a_chunk_outside_of_the_plan_fails_the_transfer_and_writes_nothing(shown); }},
+         {"a source that ignores the window fails the transfer" + how,
+          [=] { a_source_that_ignores_the_window_fails_the_transfer(shown); }},
+         {"a cancelled transfer drains and writes nothing later" + how,
+          [=] { a_cancelled_transfer_drains_and_writes_nothing_later(shown); }}});
+  }
+  const test::Tests others = {
+      {"a chunk that is only shown lies in its blocks when the call returns",
+       a_chunk_that_is_only_shown_lies_in_its_blocks_when_the_call_returns},
+      {"chunks that nobody waits for are counted and given back",
+       chunks_that_nobody_waits_for_are_counted_and_given_back},
+      {"headers are read only if they are exactly right", headers_are_read_only_if_they_are_exactly_right},
+      {"a header that lies about the length is refused", a_header_that_lies_about_the_length_is_refused},
+      {"coverage agrees with a set of bytes", coverage_agrees_with_a_set_of_bytes},
+      {"a pool lends up to its limit and no further", a_pool_lends_up_to_its_limit_and_no_further}};
+  tests.insert(tests.end(), others.begin(), others.end());
+  return test::run(tests);
 }

@@ -20,7 +20,8 @@ class ChunkSink {
   ChunkSink(const ChunkSink&) = delete;
   ChunkSink& operator=(const ChunkSink&) = delete;
   virtual ~ChunkSink() = default;
-  /// `data` has the length that the header says. Dropping it refuses the chunk.
+  /// `data` has the length that the header says. Dropping it refuses the chunk. What is not lent is scattered (or
+  /// copied) before this returns.
   virtual void on_chunk(const ChunkHeader& header, ReceivedData data) noexcept = 0;
 };
 

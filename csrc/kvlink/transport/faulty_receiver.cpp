@@ -80,6 +80,7 @@ void FaultyReceiver::hold(const ChunkHeader& header, ReceivedData data) {
     data = CopiedData::of(data.bytes(), static_cast<std::size_t>(draws_.draw(number, Purpose::where) * bytes));
     counts.corrupted.fetch_add(1);
   }
+  if (!data.lent()) data = CopiedData::of(data.bytes());  // held beyond the callback
   held_.push_back({.due_ns = due_ns, .header = header, .data = std::move(data)});
 }
 

@@ -1,4 +1,4 @@
-// The bytes of one message, lent by the transport until they have been scattered.
+// The bytes of one message: lent by the transport until they have been scattered, or shown for the length of a call.
 #pragma once
 
 #include <cstddef>
@@ -24,6 +24,8 @@ class ReceivedData {
   ReceivedData() = default;
   ReceivedData(std::shared_ptr<Owner> owner, std::span<const std::byte> bytes) noexcept
       : owner_(std::move(owner)), bytes_(bytes) {}
+  /// Bytes that nobody lends: they lie where the transport received them, and only until the callback returns.
+  [[nodiscard]] static ReceivedData shown(std::span<const std::byte> bytes) noexcept { return {nullptr, bytes}; }
 
   ReceivedData(ReceivedData&& other) noexcept
       : owner_(std::move(other.owner_)), bytes_(std::exchange(other.bytes_, {})) {}
@@ -38,6 +40,8 @@ class ReceivedData {
   }
 
   [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return bytes_; }
+  /// Whether the bytes may be kept after the callback has returned.
+  [[nodiscard]] bool lent() const noexcept { return owner_ != nullptr; }
 
  private:
   std::shared_ptr<Owner> owner_;

@@ -16,6 +16,9 @@
 namespace kvlink::transport {
 namespace {
 
+constexpr const char* kRefusedRange = "the source sent bytes that are not in the plan, or twice";
+constexpr const char* kNoMemory = "no memory to scatter a chunk";
+
 /// One chunk from its arrival until it lies in the blocks.
 class IncomingChunk final : public CopyPiece {
  public:
@@ -57,17 +60,23 @@ class Receiver final : public StagedReceiver {
       overrun_ = true;  // told in words by `advance`: nothing is built inside a callback
       return;
     }
-    arrived_.emplace_back(header, std::move(data));  // reserved: never allocates
+    if (data.lent()) {
+      arrived_.emplace_back(header, std::move(data));  // reserved: never allocates
+    } else {
+      scatter_here(header, data.bytes());
+    }
   }
 
   bool advance() noexcept override {
     const auto before = now_ns();
-    bool any = take_scattered();
+    bool any = take_scattered() || std::exchange(scattered_here_, false);
+    if (refused_range_) fail(Code::protocol_error, kRefusedRange);
+    if (no_memory_) fail(Code::out_of_memory, kNoMemory);
     if (overrun_) fail(Code::protocol_error, "the source sent more chunks than the window allows");
     try {
       any = scatter_arrived() || any;
     } catch (const std::bad_alloc&) {
-      fail(Code::out_of_memory, "no memory to scatter a chunk");
+      fail(Code::out_of_memory, kNoMemory);
     }
     if (any) post_ns_ += static_cast<std::uint64_t>(now_ns() - before);
     return any;
@@ -102,6 +111,25 @@ class Receiver final : public StagedReceiver {
     stop();
   }
 
+  /// Inside the callback, from where the transport received it: a copy for another thread to scatter would cost as
+  /// much.
+  void scatter_here(const ChunkHeader& header, std::span<const std::byte> bytes) noexcept {
+    const StreamRange range{header.stream_begin, header.stream_begin + header.length};
+    const auto before = now_ns();
+    try {
+      if (!accepted_.add(range)) {
+        refused_range_ = true;
+        return;
+      }
+      scatter(*plan_, range.begin, range.end, bytes.data(), *target_);
+      if (scattered_.add(range)) ++credits_;
+    } catch (const std::bad_alloc&) {
+      no_memory_ = true;
+    }
+    scattered_here_ = true;
+    post_ns_ += static_cast<std::uint64_t>(now_ns() - before);
+  }
+
   bool take_scattered() noexcept {
     bool any = false;
     for (auto& chunk : scattering_) {
@@ -120,7 +148,7 @@ class Receiver final : public StagedReceiver {
       const StreamRange range{header.stream_begin, header.stream_begin + header.length};
       // The sum may wrap: then the end lies before the begin, and the coverage refuses it.
       if (!accepted_.add(range)) {
-        fail(Code::protocol_error, "the source sent bytes that are not in the plan, or twice");
+        fail(Code::protocol_error, kRefusedRange);
         return true;
       }
       auto chunk = std::make_shared<IncomingChunk>(plan_, target_, range, std::move(data), waker_);
@@ -147,7 +175,10 @@ class Receiver final : public StagedReceiver {
   StreamCoverage scattered_;
   std::uint32_t credits_{0};
   std::uint64_t post_ns_{0};
-  bool overrun_{false};
+  bool overrun_{false};  // these three: found inside a callback, told by `advance`
+  bool refused_range_{false};
+  bool no_memory_{false};
+  bool scattered_here_{false};  // since the last `advance`
   bool stopped_{false};
   std::optional<Failure> failure_;
 };

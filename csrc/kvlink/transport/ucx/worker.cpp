@@ -57,7 +57,8 @@ Worker::Worker(std::shared_ptr<Context> context, std::shared_ptr<ChunkRouter> ro
   handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
                        UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
   handler.id = kChunkMessage;
-  handler.flags = UCP_AM_FLAG_WHOLE_MSG | UCP_AM_FLAG_PERSISTENT_DATA;
+  // Not persistent: UCX would copy a message that it received into its own buffer once more, to be able to lend it.
+  handler.flags = UCP_AM_FLAG_WHOLE_MSG;
   handler.cb = &Worker::on_message;
   handler.arg = this;
   check(context_->library(), call().worker_set_am_recv_handler(raw(), &handler), "set the message handler");
@@ -103,15 +104,23 @@ ucs_status_t Worker::on_message(void* arg, const void* header, std::size_t heade
   // A rendezvous would let the peer choose when this node fetches, and how much: chunks are always eager.
   // Returning without receiving drops it.
   const bool rendezvous = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
-  const bool lendable = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) != 0;  // what the handler's flags promise
+  const std::span<const std::byte> head(static_cast<const std::byte*>(header), header_bytes);
+  const std::span<const std::byte> bytes(static_cast<const std::byte*>(data), data_bytes);
+  if (rendezvous || bytes.empty()) {
+    worker.router_->refuse();
+    return UCS_OK;
+  }
+  if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) == 0) {
+    worker.router_->deliver(head, ReceivedData::shown(bytes));
+    return UCS_OK;
+  }
   std::shared_ptr<Worker> self = worker.weak_from_this().lock();
-  if (rendezvous || !lendable || data_bytes == 0 || self == nullptr || worker.lent_ >= kMaxLent) {
+  if (self == nullptr || worker.lent_ >= kMaxLent) {
     worker.router_->refuse();
     return UCS_OK;
   }
   ++worker.lent_;
-  ReceivedData lent(std::move(self), {static_cast<const std::byte*>(data), data_bytes});
-  worker.router_->deliver({static_cast<const std::byte*>(header), header_bytes}, std::move(lent));
+  worker.router_->deliver(head, ReceivedData(std::move(self), bytes));
   return UCS_INPROGRESS;
 }
 
