@@ -23,11 +23,12 @@ if str(TESTS) not in sys.path:
 
 from helpers.markers import LANES, Lane, skip_unless_served  # noqa: E402
 from helpers.processes import Pair, spawn_node_worker  # noqa: E402
+from helpers.soak import rounds  # noqa: E402
 
 from kvlink.testing import Worker  # noqa: E402
 
-#: No test may take longer, whatever it waits for. Tests with a marker `slow` have twice as long.
-TEST_LIMIT_S = 120
+#: No test may take longer, whatever it waits for. Tests with a marker `slow` have twice as long, long forms half an hour.
+TEST_LIMIT_S = rounds(120, 1800)
 
 hypothesis.settings.register_profile("kvlink", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("kvlink")
