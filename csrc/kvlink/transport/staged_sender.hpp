@@ -21,7 +21,7 @@ class LocalMemory;
 class Waker;
 
 /// Sends one attempt's stream to one target. Progress thread only, like a Transfer; the copies run on
-/// the copy threads, which ring the waker when a chunk is ready to go.
+/// the copy threads, which ring the waker when a chunk is ready to go, or here, one a turn, where those are few.
 class StagedSender {
  public:
   /// Chunks are as large as `chunks` lends them. `window_chunks` is what the target said it takes unasked:
