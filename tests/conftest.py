@@ -27,7 +27,7 @@ from helpers.soak import rounds  # noqa: E402
 
 from kvlink.testing import Worker  # noqa: E402
 
-#: No test may take longer, whatever it waits for. Tests with a marker `slow` have twice as long, long forms half an hour.
+#: No test may take longer, whatever it waits for; one with a marker `slow` twice as long. Long forms have half an hour.
 TEST_LIMIT_S = rounds(120, 1800)
 
 hypothesis.settings.register_profile("kvlink", deadline=None, print_blob=True)
