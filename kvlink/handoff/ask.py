@@ -19,6 +19,7 @@ from kvlink.errors import (
     DeadlineExceeded,
     InvalidArgument,
     KvlinkError,
+    LayoutMismatch,
     PeerLost,
     PeerUnreachable,
     ProtocolError,
@@ -112,6 +113,9 @@ class Asker:
         finally:
             with self._lock:
                 self._deadlines.discard(deadline)
+        if answer.code == LayoutMismatch.__name__:
+            values = {"source_value": answer.source_value, "target_value": answer.target_value}
+            raise LayoutMismatch(answer.message, field=answer.field, **values)
         if answer.code:
             raise error_class(answer.code)(answer.message)
         return answer.body
