@@ -63,20 +63,21 @@ struct FilledSide : ReservingSide {
   explicit FilledSide(Filled begun) : ReservingSide(integrity_of(begun)) {
     if (begun == Filled::reserved) return;
     if (begun == Filled::converting) gate = hold_conversion(*this, *first.peer, kMany);
-    if (begun == Filled::claiming) return push(first);
+    if (begun == Filled::claiming) {
+      push(first);
+      return;
+    }
     begin(integrity_of(begun));
     if (begun == Filled::filling) return;
-    if (begun == Filled::moving || begun == Filled::stuck) return move(begun);
-    ready(0, kTokens, true);
+    const bool part_of_it = begun == Filled::moving || begun == Filled::stuck;
+    ready(0, part_of_it ? 1 : kTokens, true);
+    if (!transfers().empty()) transfers().back()->slow = begun == Filled::stuck;
+    if (part_of_it) return;
     commit();
     arrive();
   }
   ~FilledSide() {
     if (gate) gate->open();
-  }
-  void move(Filled begun) {
-    ready(0, 1, true);
-    transfers().back()->slow = begun == Filled::stuck;
   }
   /// Everything that still writes stops, as it does in the end.
   void drain() {
