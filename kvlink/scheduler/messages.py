@@ -20,7 +20,7 @@ _Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 _Label = Annotated[str, msgspec.Meta(max_length=256)]
 _Tokens = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 50)]
-_Hash = int | Annotated[str, msgspec.Meta(max_length=256)] | Annotated[bytes, msgspec.Meta(max_length=256)]
+_Hash = int | Annotated[bytes, msgspec.Meta(max_length=256)]
 # Of a prefix, so much is sent: what a worker has is nearly always within it, and the frame has a limit.
 _MOST_HASH_BYTES = 256 << 10
 _LONGEST_HASH = 256
@@ -80,18 +80,17 @@ class Withdraw(msgspec.Struct, frozen=True, kw_only=True):
     request: _Id
 
 
-def sendable(prefix_hashes: Sequence[Hashable]) -> list[int | str | bytes]:
-    """Return as many of the first hashes as can be sent: numbers, texts and bytes, and not too many."""
-    found: list[int | str | bytes] = []
+def sendable(prefix_hashes: Sequence[Hashable]) -> list[int | bytes]:
+    """Return as many of the first hashes as can be sent: numbers and bytes, and not too many."""
+    found: list[int | bytes] = []
     left = _MOST_HASH_BYTES
     for one in prefix_hashes:
-        if isinstance(one, bool) or not isinstance(one, int | str | bytes):
+        if isinstance(one, bool) or not isinstance(one, int | bytes):
             break
         if isinstance(one, int):
             fits, size = -(1 << 63) <= one < 1 << 64, 9
         else:
-            size = len(one if isinstance(one, bytes) else one.encode()) + 3
-            fits = size <= _LONGEST_HASH
+            fits, size = len(one) <= _LONGEST_HASH, len(one) + 3
         left -= size
         if not fits or left < 0:
             break

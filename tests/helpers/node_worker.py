@@ -18,6 +18,7 @@ import numpy as np
 import kvlink
 from helpers import dialect_0
 from helpers.patterns import Geometry, Placement, canonical, carve, fill_random, flat_bytes
+from kvlink.handoff.asking import ask
 from kvlink.testing import FaultScript, inject_faults
 
 
@@ -276,6 +277,10 @@ class NodeWorker:
         geometry, placement = self._shape
         parts = canonical(carve(self._flat, geometry, placement), placement)
         return [zlib.crc32(b"".join(parts[key][block].tobytes() for key in sorted(parts))) for block in blocks]
+
+    def put(self, address: str, kind: str, body: bytes) -> bytes:
+        """Ask another node something."""
+        return ask(self._node, address, kind, body=body, deadline_s=10)
 
     def peers(self) -> list[dict[str, Any]]:
         """The node's peers, as plain data."""
