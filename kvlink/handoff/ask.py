@@ -161,7 +161,20 @@ class Asker:
                 return
         session.link.close()
 
+    def _let_go_of_the_dead(self) -> None:
+        """Close idle connections that have ended, or soon will: a peer that was started anew is another one."""
+        with self._lock:
+            kept = self._idle
+            self._idle = {}
+            for peer, sessions in kept.items():
+                for session in sessions:
+                    if session.is_usable():
+                        self._idle.setdefault(peer, []).append(session)
+                    else:
+                        session.link.close()
+
     def _connect(self, peer: _Peer, deadline: Deadline) -> _Session:
+        self._let_go_of_the_dead()
         address, epoch = peer
         try:
             place = split_address(address)

@@ -253,7 +253,7 @@ class NodeWorker:
         """Watch without a pause: the whole transfer takes only tens of milliseconds."""
         deadline = time.monotonic() + timeout_s
         kept = self._handles[handle]
-        while (state := str(kept.state)) in ("connecting", "claiming", "waiting", *more):
+        while (state := str(kept.state)) in ("connecting", "reserved", "claiming", "filling", "waiting", *more):
             if time.monotonic() > deadline:
                 raise AssertionError(f"the handoff never began to move: {self.snapshot(handle)}")
         return state
@@ -281,6 +281,10 @@ class NodeWorker:
     def put(self, address: str, kind: str, body: bytes) -> bytes:
         """Ask another node something."""
         return ask(self._node, address, kind, body=body, deadline_s=10)
+
+    def descriptor(self) -> dict[str, Any]:
+        """What the node tells a scheduler about itself."""
+        return dict(self._node.descriptor)
 
     def peers(self) -> list[dict[str, Any]]:
         """The node's peers, as plain data."""
