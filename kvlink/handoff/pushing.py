@@ -104,9 +104,7 @@ class PushingNode:
             sources=named,
         )
         title = f"reservation {ticket['reservation']} of {running.name}"
-        return Slot(
-            handoff, cast("Node", self), title=title, lasts_s=ttl_ms / 1000, ticket=ticket, contacts=contacts
-        )
+        return Slot(handoff, cast("Node", self), title=title, lasts_s=ttl_ms / 1000, ticket=ticket, contacts=contacts)
 
     def push(
         self,
@@ -239,9 +237,7 @@ class PushingNode:
         raise NotImplementedError
 
 
-def _check_fits(
-    reservation: Reservation, life: Life, name: str, num_tokens: int | None, operation: str
-) -> None:
+def _check_fits(reservation: Reservation, life: Life, name: str, num_tokens: int | None, operation: str) -> None:
     if num_tokens is not None and num_tokens != reservation.num_tokens:
         raise InvalidArgument(f"{operation}: num_tokens is {num_tokens!r}, and {reservation.num_tokens} are reserved")
     own = life.epoch.hex()

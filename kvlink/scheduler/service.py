@@ -50,9 +50,9 @@ class PrefixAllocator(Allocator, Protocol):
     ) -> tuple[Mapping[str, Sequence[int]], int] | None:
         """Return blocks as ``try_allocate`` does, and for how many tokens the first of them are right already.
 
-        `prefix_hashes` are those that the request was placed with, as far as they are numbers of 64 bits or bytes. Blocks that lie within those tokens are not
-        written: they may be in several requests at once, and each ``free`` lets go of them once. What they hold
-        must not change before.
+        `prefix_hashes` are those that the request was placed with, as far as they are numbers of 64 bits or
+        bytes. Blocks that lie within those tokens are not written: they may be in several requests at once, and
+        each ``free`` lets go of them once. What they hold must not change before.
         """
 
 
