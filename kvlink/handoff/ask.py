@@ -114,8 +114,12 @@ class Asker:
             with self._lock:
                 self._deadlines.discard(deadline)
         if answer.code == LayoutMismatch.__name__:
-            values = {"source_value": answer.source_value, "target_value": answer.target_value}
-            raise LayoutMismatch(answer.message, field=answer.field, **values)
+            raise LayoutMismatch(
+                answer.message,
+                field=answer.field,
+                source_value=answer.source_value,
+                target_value=answer.target_value,
+            )
         if answer.code:
             raise error_class(answer.code)(answer.message)
         return answer.body

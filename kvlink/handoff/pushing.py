@@ -46,32 +46,20 @@ class PushingNode:
     ) -> Slot:
         """Hold `blocks` for one other node to push `num_tokens` tokens into, or for several. Does not block.
 
-        They are held from now on, and written only once somebody pushes. `blocks` and `skip_tokens` are as in
-        ``pull``, and so is `require`. The outcome comes within `ttl_s` seconds: bytes that have not come by then
-        are not waited for.
+        They are held from now on, and written only once somebody pushes. `blocks`, `skip_tokens` and `require` are as
+        in ``pull``. The outcome comes within `ttl_s` seconds: bytes that have not come by then are not waited for.
 
-        `sources` are the descriptors of the nodes that will push, such as the ranks of a tensor-parallel engine.
-        They are connected at once, and every one of them has to push: each element of this cache comes from one
-        that holds it, and nothing from those that are not needed. Success means that all have committed; the first
-        that fails fails the reservation, and so does one that dies before it has pushed. Without `sources`
-        any number of nodes may try, and the first is taken; since nobody knows who that will be, nobody's death is
-        noticed before it pushes.
+        `sources` are the descriptors of nodes that will push together, such as the ranks of an engine. They are
+        connected at once. Each has to push, and delivers what it was elected for, maybe nothing; one that fails, or
+        dies before it pushes, fails the reservation. Without `sources` any node may push, and the first is taken:
+        as nobody knows who that will be, nobody's death is noticed before it has pushed.
 
         Raises
         ------
         InvalidArgument
-            If a table is malformed or too short, a block is out of range or appears twice, a source is no
-            descriptor, or another argument is out of bounds.
-        BlocksBusy
-            If another handoff holds one of the blocks.
-        LaneUnavailable
-            If this node may not use the lane that is required.
-        Busy
-            If there are as many live handoffs, or unconnected peers, as the limits allow.
-        NotReady
-            If the node is being drained, or is suspended, or has too many blocks in quarantine.
-        Closed
-            If the node is closed, or this is a forked child.
+            As in ``pull``, or if a source is no descriptor, or appears twice.
+        BlocksBusy, LaneUnavailable, Busy, NotReady, Closed
+            As in ``pull``.
         """
         running = self._usable("reserve")
         life = running.life
@@ -135,14 +123,10 @@ class PushingNode:
             If it is reserved for an earlier life of this node.
         NotOffered
             If this cache lacks a group of what is reserved.
-        BlocksBusy
-            If a pull is writing one of the blocks.
         Busy
             If there are as many live handoffs or unconnected peers as the limits allow.
-        NotReady
-            If the node is being drained, or is suspended.
-        Closed
-            If the node is closed, or this is a forked child.
+        BlocksBusy, NotReady, Closed
+            As in ``offer``.
         """
         running = self._usable("push")
         life = running.life

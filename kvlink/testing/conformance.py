@@ -48,7 +48,7 @@ def partial_ranges(kit: Kit) -> None:
         block = source.block_tokens
         for seed, num_tokens in enumerate((1, block - 1, block, block + 1, 3 * block - 1, 3 * block)):
             if num_tokens > 0:
-                drive.hand_over(kit, source, target, num_tokens, seed)
+                drive.hand_over(kit, source, target, num_tokens=num_tokens, seed=seed)
 
 
 def reuse_in_flight(kit: Kit) -> None:
@@ -56,12 +56,12 @@ def reuse_in_flight(kit: Kit) -> None:
     with kit.pair() as (source, target):
         for round_ in range(_ABORT_ROUNDS):
             inject_faults(target.node, replace(_LATE, seed=round_))
-            request, received, _ = drive.begin(kit, source, target, 3 * source.block_tokens, round_)
+            request, received, _ = drive.begin(kit, source, target, num_tokens=3 * source.block_tokens, seed=round_)
             time.sleep(kit.rng.choice((0.0, 0.0002, 0.001, 0.003)))
             first, second = kit.rng.sample(((target, received), (source, request)), 2)
             drive.quick(first[0].abort, first[1])
             remove_faults(target.node)
-            drive.hand_over(kit, source, target, 3 * source.block_tokens, 1000 + round_)
+            drive.hand_over(kit, source, target, num_tokens=3 * source.block_tokens, seed=1000 + round_)
             drive.quick(second[0].abort, second[1])
             drive.until(lambda: target.num_free() >= 9, "a few free blocks, after requests were aborted")
 
@@ -74,7 +74,7 @@ def stale_peer(kit: Kit) -> None:
         for life in range(3):
             source = kit.make("source")
             with contextlib.closing(source):
-                drive.hand_over(kit, source, target, source.block_tokens, life)
+                drive.hand_over(kit, source, target, num_tokens=source.block_tokens, seed=life)
                 _, old, _ = drive.send(source, source.block_tokens, 10 + life)
             error = drive.receive_and_finish(target, old, deadline_s=1.0)
             assert error is not None, "a request of a source that is gone was called done"
@@ -108,7 +108,7 @@ def stranded_blocks(kit: Kit) -> None:
         for seed in range(12):
             ttl_s, deadline_s = kit.rng.choice((0.02, 5.0)), kit.rng.choice((0.05, 5.0))
             request, received, _ = drive.begin(
-                kit, source, target, 2 * source.block_tokens, seed, ttl_s=ttl_s, deadline_s=deadline_s
+                kit, source, target, num_tokens=2 * source.block_tokens, seed=seed, ttl_s=ttl_s, deadline_s=deadline_s
             )
             steps = [
                 (source.abort, request),
@@ -130,7 +130,7 @@ def unbounded_wait(kit: Kit) -> None:
         ticket = TicketMint([descriptor]).offer(num_tokens=target.block_tokens)
         started = time.monotonic()
         received = drive.quick(target.receive, ticket, deadline_s=1.0)
-        drive.hand_over(kit, source, target, source.block_tokens, 1)  # which others need not wait for
+        drive.hand_over(kit, source, target, num_tokens=source.block_tokens, seed=1)  # which others need not wait for
         assert drive.ended(target, received, timeout_s=5) is not None, "a silent peer was called done"
         assert time.monotonic() - started < 4, "the deadline was a second"
         target.finish(received)
@@ -182,7 +182,7 @@ def admission(kit: Kit) -> None:
         for request in sent:
             source.abort(request)
         drive.until(lambda: source.num_free() * block >= 3 * block, "room again after all were aborted")
-        drive.hand_over(kit, source, target, 3 * block, 99)
+        drive.hand_over(kit, source, target, num_tokens=3 * block, seed=99)
 
 
 def faulty_lanes(kit: Kit) -> None:
@@ -192,21 +192,21 @@ def faulty_lanes(kit: Kit) -> None:
             name = kit.rng.choice(list(_FAULTS))
             inject_faults(target.node, replace(_FAULTS[name], seed=round_, delay_ms=kit.rng.choice((0.0, 5.0))))
             request, received, content = drive.begin(
-                kit, source, target, 3 * source.block_tokens, round_, ttl_s=0.5, deadline_s=0.5
+                kit, source, target, num_tokens=3 * source.block_tokens, seed=round_, ttl_s=0.5, deadline_s=0.5
             )
             if drive.ended(target, received) is None:
                 assert target.content(received) == content, f"wrong bytes were called done, with {name}"
             target.finish(received)
             source.abort(request)
             remove_faults(target.node)
-        drive.hand_over(kit, source, target, source.block_tokens, 99)
+        drive.hand_over(kit, source, target, num_tokens=source.block_tokens, seed=99)
 
 
 def closing(kit: Kit) -> None:
     """Close in the middle, twice and in either order: everything has an outcome."""
     for source_first in (True, False):
         source, target = kit.make("source"), kit.make("target")
-        request, received, _ = drive.begin(kit, source, target, 3 * source.block_tokens, 1)
+        request, received, _ = drive.begin(kit, source, target, num_tokens=3 * source.block_tokens, seed=1)
         sides = ((source, request), (target, received)) if source_first else ((target, received), (source, request))
         for side, _ in sides:
             side.close()
@@ -223,7 +223,7 @@ def stale_target(kit: Kit) -> None:
         for life in range(3):
             target = kit.make("target")
             with contextlib.closing(target):
-                drive.hand_over(kit, source, target, source.block_tokens, life)
+                drive.hand_over(kit, source, target, num_tokens=source.block_tokens, seed=life)
                 _, old = drive.reserve(target, source.block_tokens)
             assert drive.push_and_finish(source, old) is not None, "a push to a target that is gone was called done"
         drive.until_free(source, free)
@@ -268,7 +268,7 @@ def silent_target(kit: Kit) -> None:
         started = time.monotonic()
         pushed = drive.quick(source.push, ticket, seed=1, deadline_s=1.0)
         waiting, _ = drive.reserve(target, target.block_tokens, ttl_s=1.0)
-        drive.hand_over(kit, source, target, source.block_tokens, 2)  # which others need not wait for
+        drive.hand_over(kit, source, target, num_tokens=source.block_tokens, seed=2)  # which others need not wait for
         assert drive.ended(source, pushed, timeout_s=5) is not None, "a push to a silent target was called done"
         assert drive.ended(target, waiting, timeout_s=5) is not None, "a reservation that nobody fills was called done"
         assert time.monotonic() - started < 4, "the deadline was a second"
@@ -285,7 +285,7 @@ def admission_of_pushes(kit: Kit) -> None:
             reserved.append(request)
             assert len(reserved) < 10_000, "there is always room: is num_free right?"
         assert target.num_free() * block < 3 * block, "there was room, and it was refused"
-        pushed = []
+        pushed: list[Any] = []
         for request in reserved:
             given = source.push(target.ticket(request), seed=len(pushed), deadline_s=drive.DEADLINE_S)
             if given is None:
@@ -298,7 +298,7 @@ def admission_of_pushes(kit: Kit) -> None:
         for request in reserved:
             target.abort(request)
         drive.until(lambda: target.num_free() * block >= 3 * block, "room again after all were given up")
-        drive.hand_over(kit, source, target, 3 * block, 99)
+        drive.hand_over(kit, source, target, num_tokens=3 * block, seed=99)
 
 
 def _by_push(case: Callable[[Kit], None]) -> Callable[[Kit], None]:

@@ -221,9 +221,9 @@ def begin(
     kit: Kit,
     source: Adapter,
     target: Adapter,
+    *,
     num_tokens: int,
     seed: int,
-    *,
     ttl_s: float = 30.0,
     deadline_s: float = DEADLINE_S,
 ) -> tuple[Any, Any, bytes]:
@@ -239,9 +239,9 @@ def begin(
     return request, received, content
 
 
-def hand_over(kit: Kit, source: Adapter, target: Adapter, num_tokens: int, seed: int) -> None:
+def hand_over(kit: Kit, source: Adapter, target: Adapter, *, num_tokens: int, seed: int) -> None:
     """Hand one request over and compare its bytes."""
-    request, received, content = begin(kit, source, target, num_tokens, seed)
+    request, received, content = begin(kit, source, target, num_tokens=num_tokens, seed=seed)
     error = ended(target, received)
     assert error is None, f"{num_tokens} tokens did not arrive: {error!r}"
     assert target.content(received) == content, f"{num_tokens} tokens have arrived with other bytes"
