@@ -30,8 +30,8 @@ from kvlink.testing.faults import FaultScript, inject_faults, remove_faults
 
 __all__ = ["CASES", "PULL_CASES", "PUSH_CASES", "Adapter", "Kit"]
 
-_ABORT_ROUNDS = 24
-_FAULT_ROUNDS = 12
+_ABORT_ROUNDS = 16
+_FAULT_ROUNDS = 8
 _FAULTS = {
     "bytes that are lost": FaultScript(reorder=True, drop=0.3),
     "bytes that come twice": FaultScript(reorder=True, duplicate=0.5),

@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
-from helpers.markers import LANES, Lane, skip_unless_served
+from helpers.markers import LANES, Lane, lanes_and_ways, skip_unless_served
 from helpers.soak import SEED
 from helpers.tagged_pool import TaggedPool
 
@@ -52,8 +51,7 @@ def start(way: str, source: TaggedPool, target: TaggedPool, block: int, lane: La
     return push, slot
 
 
-@pytest.mark.parametrize("way", ["pull", "push"])
-@pytest.mark.parametrize("lane", [lane for lane in LANES if not lane.env], ids=lambda lane: lane.id)
+@lanes_and_ways("push", lanes=[lane for lane in LANES if not lane.env])
 def test_300_cancels_at_once_four_times_and_the_next_handoff_is_as_fast_as_ever(lane: Lane, way: str) -> None:
     skip_unless_served(lane)
     rng = random.Random(SEED)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from helpers.markers import LANES, Lane
+from helpers.markers import Lane, lanes_and_ways
 from helpers.patterns import Geometry, Placement
 from helpers.processes import spawn_worker, wait_until
 from helpers.soak import rounds
@@ -35,20 +35,8 @@ WINDOW_S = 0.06
 #: work on this machine that falls into the windows of one kind, and delays one handoff in a hundred, does not.
 ATTEMPTS = 5
 RELEASED_S = 5.0
-WAYS = ("pull", "push")
 #: What the source calls it.
 LEASE_OVER = {"pull": "TicketExpired", "push": "DeadlineExceeded"}
-
-
-def lanes_and_ways(first: str) -> pytest.MarkDecorator:
-    """All lanes, by pulls and by pushes; in the short form by either in turn."""
-    cases = [
-        pytest.param(lane, way, id=f"{lane.id}-{way}")
-        for number, lane in enumerate(LANES)
-        for way in WAYS
-        if rounds(1, 0) == 0 or (number % 2 == 0) == (way == first)
-    ]
-    return pytest.mark.parametrize(("lane", "way"), cases, indirect=["lane"])
 
 
 @pytest.fixture(scope="module")

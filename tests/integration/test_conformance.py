@@ -145,6 +145,10 @@ def model() -> Any:
     torch.set_num_threads(before)
 
 
+def test_an_adapter_is_written_in_less_than_150_lines() -> None:
+    assert len((ROOT / "examples/adapter.py").read_text().splitlines()) < 150
+
+
 @by_case
 def test_the_transformers_adapter_is_conformant(case: Callable[[Kit], None], model: Any) -> None:
     case(Kit(make=lambda name: TransformersAdapter(name, model)))

@@ -50,7 +50,9 @@ SHAPES: dict[str, tuple[list[Rank], list[Rank]]] = {
     "tp2-tp4-of-2-heads": (tensor_parallel(2, heads=2), tensor_parallel(4, heads=2)),
     "mla-tp2-tp2": (latents(2), latents(2)),
     "blocks-of-4-to-6": (tensor_parallel(2), tensor_parallel(1, block_tokens=6)),
+    "tp1-tp2": (tensor_parallel(1), tensor_parallel(2)),
 }
+ON_EACH_LANE = [shape for shape in SHAPES if shape != "tp1-tp2"]
 
 
 class Crew:
@@ -116,9 +118,12 @@ class Engines:
             for worker in self.targets
         ]
 
-    def push(self, *, skip_tokens: int = 0) -> tuple[list[tuple[Worker, int]], list[tuple[Worker, int]]]:
+    def push(
+        self, *, skip_tokens: int = 0, named: bool = True
+    ) -> tuple[list[tuple[Worker, int]], list[tuple[Worker, int]]]:
         """Reserve on every target rank for all source ranks, and push from each of those into each reservation."""
-        options = {"sources": self.descriptors, "require": self.lane.lane, "skip_tokens": skip_tokens}
+        sources = self.descriptors if named else []
+        options = {"sources": sources, "require": self.lane.lane, "skip_tokens": skip_tokens}
         slots = [
             (worker, *worker.call("reserve", TARGET_BLOCKS, num_tokens=NUM_TOKENS, **options))
             for worker in self.targets
@@ -164,7 +169,7 @@ def outcomes(handles: list[tuple[Worker, int]]) -> list[tuple[str, int, bytes]]:
     return [worker.call("wait", handle) for worker, handle in handles]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", ON_EACH_LANE)
 def test_every_target_rank_gets_exactly_its_part(crew: Crew, lane: Lane, shape: str) -> None:
     engines = opened(crew, lane, shape, limits=kvlink.Limits(push_at_once_tokens=0))
     for seed, way in ((1, "pull"), (2, "push")):  # the second finds all connections
@@ -207,10 +212,13 @@ def mapped() -> Lane:
     return LANES[0]
 
 
-def test_ranks_that_have_never_met_push_what_is_not_there_yet(crew: Crew, mapped: Lane) -> None:
-    engines = opened(crew, mapped, "tp2-tp4")
+@pytest.mark.parametrize(("shape", "named"), [("tp2-tp4", True), ("tp1-tp2", True), ("tp1-tp2", False)])
+def test_ranks_that_have_never_met_push_what_is_not_there_yet(
+    crew: Crew, mapped: Lane, shape: str, named: bool
+) -> None:
+    engines = opened(crew, mapped, shape)
     engines.prefill(seed=10)
-    pushes, slots = engines.push(skip_tokens=5)
+    pushes, slots = engines.push(skip_tokens=5, named=named)
     assert {payload for _, _, payload in outcomes(slots)} == {b"of 0"}
     outcomes(pushes)
     engines.verify(seed=10, skip_tokens=5)
