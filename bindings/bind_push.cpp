@@ -30,16 +30,18 @@ using kvlink::bindings::tables_of;
 using kvlink::bindings::vector_of;
 using kvlink::handoff::Engine;
 
-Handle reserve(std::shared_ptr<Engine> engine, const std::vector<Table>& blocks, std::uint64_t num_tokens,
-               std::uint64_t skip_tokens, std::int64_t ttl_ms, const std::string& lane, const std::string& integrity,
-               std::string label) {
-  kvlink::handoff::ReserveOptions options{.blocks = tables_of(blocks),
+Handle reserve(std::shared_ptr<Engine> engine, const std::vector<std::pair<std::uint64_t, nb::bytes>>& sources,
+               const std::vector<Table>& blocks, std::uint64_t num_tokens, std::uint64_t skip_tokens,
+               std::int64_t ttl_ms, const std::string& lane, const std::string& integrity, std::string label) {
+  kvlink::handoff::ReserveOptions options{.sources = {},
+                                          .blocks = tables_of(blocks),
                                           .num_tokens = num_tokens,
                                           .skip_tokens = skip_tokens,
                                           .ttl_ms = ttl_ms,
                                           .lane = {},
                                           .integrity = integrity_of(integrity),
                                           .label = std::move(label)};
+  for (const auto& [peer, epoch] : sources) options.sources.push_back({.peer = peer, .epoch = epoch_of(epoch)});
   if (!lane.empty()) options.lane = lane_of(lane);
   const nb::gil_scoped_release released;
   auto handoff = engine->reserve(std::move(options));
@@ -66,8 +68,10 @@ PushHandle push(std::shared_ptr<Engine> engine, const std::pair<nb::bytes, std::
 
 void bind_push_calls(nb::class_<Engine>& engine) {
   engine
-      .def("reserve", &reserve, nb::kw_only(), "blocks"_a, "num_tokens"_a, "skip_tokens"_a, "ttl_ms"_a, "lane"_a,
-           "integrity"_a = "", "label"_a, "Hold blocks for somebody to push into. `lane` and `integrity` as of a pull.")
+      .def("reserve", &reserve, "sources"_a, nb::kw_only(), "blocks"_a, "num_tokens"_a, "skip_tokens"_a, "ttl_ms"_a,
+           "lane"_a, "integrity"_a = "", "label"_a,
+           "Hold blocks to be pushed into: by whoever comes first, or by each of `sources`, which are peers and their "
+           "epochs. `lane` and `integrity` as of a pull.")
       .def("push", &push, "reservation"_a, nb::kw_only(), "blocks"_a, "num_tokens"_a, "deadline_ms"_a, "at_once"_a,
            "integrity"_a = "", "label"_a,
            "Push into the reservation of this (epoch, sequence). `blocks` are those that there are by now. With "

@@ -4,6 +4,8 @@ The engine here is a toy that fills its blocks with random numbers. Everything e
 has to do, and the conformance kit at the end makes sure that it does.
 """
 
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,30 +54,39 @@ class ToyAdapter:
         request = self._admit(num_tokens)
         if request is None:
             return None
-        for block in request.blocks:  # the engine's prefill
-            rng = np.random.default_rng((seed, request.blocks.index(block)))
-            self.tensor[:, :, block] = rng.standard_normal((LAYERS, 2, BLOCK_TOKENS, HEADS, DIM))
+        for _ in self._prefill(request, seed):
+            pass
         # 3. Offer once the bytes stand there: after the kernel that writes them, not after its launch.
-        handle = self.node.offer(request.blocks, num_tokens=num_tokens, ttl_s=ttl_s)
-        request.handle = self.pool.give(request.blocks, handle)
-        return request
+        return self._started(request, lambda: self.node.offer(request.blocks, num_tokens=num_tokens, ttl_s=ttl_s))
 
     def ticket(self, request: Request) -> dict[str, Any]:
         """Return what a router carries."""
-        ticket: dict[str, Any] = request.handle.ticket
-        return ticket
+        return dict(request.handle.ticket)
 
     def receive(self, ticket: dict[str, Any], *, deadline_s: float) -> Request | None:
         """Set blocks aside, and have them filled."""
         request = self._admit(int(ticket["num_tokens"]))
         if request is None:
             return None
-        try:
-            handle = self.node.pull(ticket, request.blocks, deadline_s=deadline_s)
-        except kvlink.KvlinkError:
-            self.pool.free(request.blocks)  # 4. Nothing was started, so nothing holds them.
-            raise
-        request.handle = self.pool.give(request.blocks, handle)
+        return self._started(request, lambda: self.node.pull(ticket, request.blocks, deadline_s=deadline_s))
+
+    def reserve(self, *, num_tokens: int, ttl_s: float) -> Request | None:
+        """Set blocks aside, for another worker to push into."""
+        request = self._admit(num_tokens)
+        if request is None:
+            return None
+        return self._started(request, lambda: self.node.reserve(request.blocks, num_tokens=num_tokens, ttl_s=ttl_s))
+
+    def push(self, ticket: dict[str, Any], *, seed: int, deadline_s: float) -> Request | None:
+        """Prefill, and push each layer as soon as it stands there."""
+        request = self._admit(int(ticket["num_tokens"]))
+        if request is None:
+            return None
+        self._started(request, lambda: self.node.push(ticket, request.blocks, deadline_s=deadline_s))
+        with contextlib.suppress(kvlink.KvlinkError):  # it has failed meanwhile, and `poll` says why
+            for layer in self._prefill(request, seed):
+                request.handle.ready(layers=[f"layers.{layer}"])
+            request.handle.commit()
         return request
 
     def poll(self, request: Request) -> bool:
@@ -103,6 +114,22 @@ class ToyAdapter:
     def close(self) -> None:
         """End."""
         self.node.close()
+
+    def _started(self, request: Request, start: Callable[[], Any]) -> Request:
+        try:
+            request.handle = self.pool.give(request.blocks, start())
+        except kvlink.KvlinkError:
+            self.pool.free(request.blocks)  # 4. Nothing was started, so nothing holds them.
+            raise
+        return request
+
+    def _prefill(self, request: Request, seed: int) -> Iterator[int]:
+        """Stand in for the engine's: compute one layer after another."""
+        for layer in range(LAYERS):
+            for number, block in enumerate(request.blocks):
+                rng = np.random.default_rng((seed, layer, number))
+                self.tensor[layer, :, block] = rng.standard_normal((2, BLOCK_TOKENS, HEADS, DIM))
+            yield layer
 
     def _admit(self, num_tokens: int) -> Request | None:
         try:

@@ -238,9 +238,9 @@ class Engine:
     def accept_new(self) -> None:
         """Take offers, pulls and claims again."""
 
-    def reserve(self, *, blocks: Sequence[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], num_tokens: int, skip_tokens: int, ttl_ms: int, lane: str, integrity: str = '', label: str) -> Handoff:
+    def reserve(self, sources: Sequence[tuple[int, bytes]], *, blocks: Sequence[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], num_tokens: int, skip_tokens: int, ttl_ms: int, lane: str, integrity: str = '', label: str) -> Handoff:
         """
-        Hold blocks for somebody to push into. `lane` and `integrity` as of a pull.
+        Hold blocks to be pushed into: by whoever comes first, or by each of `sources`, which are peers and their epochs. `lane` and `integrity` as of a pull.
         """
 
     def push(self, reservation: tuple[bytes, int], *, blocks: Sequence[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], num_tokens: int, deadline_ms: int, at_once: bool, integrity: str = '', label: str) -> Push:

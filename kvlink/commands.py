@@ -66,7 +66,13 @@ class Pull(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Reserve(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Hold `blocks` to be pushed into, as ``Node.reserve`` does; ``Node.submit`` returns the ticket."""
+    """Hold `blocks` to be pushed into, as ``Node.reserve`` does; ``Node.submit`` returns the ticket.
+
+    Attributes
+    ----------
+    sources
+        Descriptors of the nodes that push together; empty: one node, whichever comes first.
+    """
 
     blocks: Any
     num_tokens: int
@@ -74,6 +80,7 @@ class Reserve(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     skip_tokens: int = 0
     require: str | None = None
     label: str = ""
+    sources: list[dict[str, Any]] = []
     id: str = msgspec.field(default_factory=_ids.fresh)
 
 

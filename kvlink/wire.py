@@ -152,12 +152,18 @@ class Ask(Message, frozen=True, kw_only=True, tag="ask"):
 
 
 class Answer(Message, frozen=True, kw_only=True, tag="answer"):
-    """The answer to the question of this number, or the name of an error class and a message for people."""
+    """The answer to the question of this number, or the name of an error class and a message for people.
+
+    The last three are of a ``LayoutMismatch`` and empty otherwise.
+    """
 
     number: Annotated[int, msgspec.Meta(ge=0)]
     body: Annotated[bytes, msgspec.Meta(max_length=MOST_ASKED_BYTES)] = b""
     code: _Text = ""
     message: Annotated[str, msgspec.Meta(max_length=1024)] = ""
+    field: _Text = ""
+    source_value: _Text = ""
+    target_value: _Text = ""
 
 
 class Refuse(Message, frozen=True, kw_only=True, tag="refuse"):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from kvlink import wire
 from kvlink.config import Limits
-from kvlink.errors import Busy, Closed, KvlinkError, PeerLost, ProtocolError, TransportFailed
+from kvlink.errors import Busy, Closed, KvlinkError, LayoutMismatch, PeerLost, ProtocolError, TransportFailed
 from kvlink.handoff import handshake
 from kvlink.handoff.deadline import Deadline
 from kvlink.handoff.framed_socket import FramedSocket
@@ -166,4 +166,12 @@ class Answerer:
 
 
 def _refusal(number: int, error: KvlinkError) -> wire.Answer:
-    return wire.Answer(number=number, code=type(error).__name__, message=str(error)[:1024])
+    mismatch = error if isinstance(error, LayoutMismatch) else LayoutMismatch()
+    return wire.Answer(
+        number=number,
+        code=type(error).__name__,
+        message=str(error)[:1024],
+        field=str(mismatch.field)[:256],
+        source_value=str(mismatch.source_value)[:256],
+        target_value=str(mismatch.target_value)[:256],
+    )

@@ -19,6 +19,7 @@ from kvlink.errors import (
     DeadlineExceeded,
     InvalidArgument,
     KvlinkError,
+    LayoutMismatch,
     PeerLost,
     PeerUnreachable,
     ProtocolError,
@@ -112,6 +113,13 @@ class Asker:
         finally:
             with self._lock:
                 self._deadlines.discard(deadline)
+        if answer.code == LayoutMismatch.__name__:
+            raise LayoutMismatch(
+                answer.message,
+                field=answer.field,
+                source_value=answer.source_value,
+                target_value=answer.target_value,
+            )
         if answer.code:
             raise error_class(answer.code)(answer.message)
         return answer.body
@@ -157,7 +165,20 @@ class Asker:
                 return
         session.link.close()
 
+    def _let_go_of_the_dead(self) -> None:
+        """Close idle connections that have ended, or soon will: a peer that was started anew is another one."""
+        with self._lock:
+            kept = self._idle
+            self._idle = {}
+            for peer, sessions in kept.items():
+                for session in sessions:
+                    if session.is_usable():
+                        self._idle.setdefault(peer, []).append(session)
+                    else:
+                        session.link.close()
+
     def _connect(self, peer: _Peer, deadline: Deadline) -> _Session:
+        self._let_go_of_the_dead()
         address, epoch = peer
         try:
             place = split_address(address)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvlink.handoff.native import NativeHandoff
     from kvlink.handoff.node import Node
 
-__all__ = ["Handle", "Offer", "Pull"]
+__all__ = ["Handle", "Offer", "Pull", "explain_mismatch"]
 
 # The native wait cannot be interrupted: Ctrl-C is answered between two slices.
 _SLICE_S = 0.2
@@ -227,12 +227,17 @@ class Pull(Handle):
     def _explain(
         self, cause: tuple[str, str], failed: tuple[FailedRange, ...], valid_prefix_tokens: int
     ) -> KvlinkError:
-        error = super()._explain(cause, failed, valid_prefix_tokens)
-        if isinstance(error, LayoutMismatch):
-            # The native core carries a class and a text; what does not fit was found while connecting.
-            for contact in self._contacts:
-                if isinstance(contact.error, LayoutMismatch):
-                    error.field = contact.error.field
-                    error.source_value = contact.error.source_value
-                    error.target_value = contact.error.target_value
-        return error
+        found = [contact.error for contact in self._contacts]
+        return explain_mismatch(super()._explain(cause, failed, valid_prefix_tokens), found)
+
+
+def explain_mismatch(error: KvlinkError, found: Sequence[KvlinkError | None]) -> KvlinkError:
+    """Return `error`; if it is about layouts, with the values that were `found` not to fit while connecting.
+
+    The native core carries a class and a text.
+    """
+    if isinstance(error, LayoutMismatch):
+        for one in found:
+            if isinstance(one, LayoutMismatch):
+                error.field, error.source_value, error.target_value = one.field, one.source_value, one.target_value
+    return error

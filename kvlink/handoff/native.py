@@ -217,6 +217,7 @@ class NativeEngine(Protocol):
 
     def reserve(
         self,
+        sources: list[tuple[int, bytes]],
         *,
         blocks: list[BlockTable],
         num_tokens: int,
@@ -226,7 +227,7 @@ class NativeEngine(Protocol):
         integrity: str = "",
         label: str,
     ) -> NativeHandoff:
-        """Hold blocks for somebody to push into."""
+        """Hold blocks for one node to push into, or for each of `sources`, which are peers and their epochs."""
 
     def push(
         self,

@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
-from kvlink.errors import InvalidArgument, KvlinkError
+from kvlink.errors import FailedRange, InvalidArgument, KvlinkError
 from kvlink.handoff.arguments import check_payload
 from kvlink.handoff.block_tables import Blocks, Group, block_tables
-from kvlink.handoff.handles import Handle
+from kvlink.handoff.handles import Handle, explain_mismatch
 
 if TYPE_CHECKING:
+    from kvlink.handoff.call import Call
+    from kvlink.handoff.gather import Contact
     from kvlink.handoff.native import NativeHandoff, NativePush
     from kvlink.handoff.node import Node
     from kvlink.handoff.rendezvous import Announcement
@@ -26,18 +28,29 @@ Fence = Any
 
 
 class Slot(Handle):
-    """Blocks that are reserved, for one other node to push into. Its outcome comes within `ttl_s`."""
+    """Blocks that are reserved, for one other node to push into, or several. Its outcome comes within `ttl_s`."""
 
     def __init__(
-        self, handoff: NativeHandoff, node: Node, *, title: str, lasts_s: float, ticket: dict[str, Any]
+        self,
+        handoff: NativeHandoff,
+        node: Node,
+        *,
+        title: str,
+        lasts_s: float,
+        ticket: dict[str, Any],
+        contacts: Sequence[Contact] = (),
     ) -> None:
         super().__init__(handoff, node, title=title, lasts_s=lasts_s)
         self._ticket = ticket
+        self._contacts = contacts
 
     @property
     def ticket(self) -> dict[str, Any]:
         """What the other node needs to push: JSON-safe, for any router to carry. A fresh copy."""
-        return {**self._ticket, "target": dict(self._ticket["target"]), "groups": list(self._ticket["groups"])}
+        copied = {**self._ticket, "target": dict(self._ticket["target"]), "groups": list(self._ticket["groups"])}
+        if "sources" in copied:
+            copied["sources"] = [dict(source) for source in copied["sources"]]
+        return copied
 
     def announce(self, address: str, *, key: str, deadline_s: float = 5.0) -> Announcement:
         """Bring the ticket to the node at `address`, for its ``expect(key)``; see ``Node.announce``."""
@@ -45,7 +58,7 @@ class Slot(Handle):
 
     @property
     def payload(self) -> bytes:
-        """The small bytes that the push was committed with.
+        """The small bytes that the push was committed with; of several sources, the first that was named.
 
         Raises
         ------
@@ -55,6 +68,12 @@ class Slot(Handle):
             If there is no outcome yet.
         """
         return self._payload()
+
+    def _explain(
+        self, cause: tuple[str, str], failed: tuple[FailedRange, ...], valid_prefix_tokens: int
+    ) -> KvlinkError:
+        found = [contact.error for contact in self._contacts]
+        return explain_mismatch(super()._explain(cause, failed, valid_prefix_tokens), found)
 
 
 class Push(Handle):
@@ -73,12 +92,14 @@ class Push(Handle):
         reservation: Reservation,
         groups: Sequence[Group],
         most_payload_bytes: int,
+        call: Call,
     ) -> None:
         super().__init__(handoff, node, title=title, lasts_s=lasts_s)
         self._push = handoff
         self._reservation = reservation
         self._groups = groups
         self._most_payload_bytes = most_payload_bytes
+        self._call = call
         self._fences = _Fences(handoff, title=title)
 
     @property
@@ -95,6 +116,11 @@ class Push(Handle):
     def num_tokens(self) -> int:
         """Tokens that are reserved."""
         return self._reservation.num_tokens
+
+    @property
+    def skip_tokens(self) -> int:
+        """The first of them that the other side has already: they are not moved."""
+        return self._reservation.skip_tokens
 
     def add(self, blocks: Blocks) -> None:
         """Add blocks, which follow those of before: as chunked prefill allocates them. Does not block.
@@ -160,6 +186,11 @@ class Push(Handle):
         self._push.commit(
             check_payload(payload, most_bytes=self._most_payload_bytes, called=f"commit {self._title}: payload")
         )
+
+    def _explain(
+        self, cause: tuple[str, str], failed: tuple[FailedRange, ...], valid_prefix_tokens: int
+    ) -> KvlinkError:
+        return explain_mismatch(super()._explain(cause, failed, valid_prefix_tokens), [self._call.error])
 
 
 class _Fences:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from kvlink.config import Limits
-from kvlink.errors import InvalidArgument, NotOffered
+from kvlink.errors import InvalidArgument, NotOffered, StalePeer
 from kvlink.handoff.address import split_address
 from kvlink.handoff.arguments import check_count, check_integrity, check_milliseconds, check_seconds, check_text
 from kvlink.handoff.block_tables import Blocks, block_tables
 from kvlink.handoff.mint import MOST_TOKENS
 from kvlink.handoff.push import Push, Slot
 from kvlink.handoff.rendezvous import Announcement, Expectation, tell
-from kvlink.handoff.reservation import Reservation, make_reservation, parse_reservation
+from kvlink.handoff.reservation import Reservation, make_reservation, parse_reservation, parse_sources
 from kvlink.handoff.ticket import TicketSource
 
 if TYPE_CHECKING:
@@ -42,42 +42,44 @@ class PushingNode:
         skip_tokens: int = 0,
         require: str | None = None,
         label: str = "",
+        sources: Sequence[Mapping[str, Any]] = (),
     ) -> Slot:
-        """Hold `blocks` for one other node to push `num_tokens` tokens into. Does not block.
+        """Hold `blocks` for one other node to push `num_tokens` tokens into, or for several. Does not block.
 
-        They are held from now on, and written only once somebody pushes. `blocks` and `skip_tokens` are as in
-        ``pull``, and so is `require`. The outcome comes within `ttl_s` seconds: bytes that have not come by then
-        are not waited for. Any number of nodes may try to push; the first is taken.
+        They are held from now on, and written only once somebody pushes. `blocks`, `skip_tokens` and `require` are as
+        in ``pull``. The outcome comes within `ttl_s` seconds: bytes that have not come by then are not waited for.
+
+        `sources` are the descriptors of nodes that will push together, such as the ranks of an engine. They are
+        connected at once. Each has to push, and delivers what it was elected for, maybe nothing; one that fails, or
+        dies before it pushes, fails the reservation. Without `sources` any node may push, and the first is taken:
+        as nobody knows who that will be, nobody's death is noticed before it has pushed.
 
         Raises
         ------
         InvalidArgument
-            If a table is malformed or too short, a block is out of range or appears twice, or another
-            argument is out of bounds.
-        BlocksBusy
-            If another handoff holds one of the blocks.
-        LaneUnavailable
-            If this node may not use the lane that is required.
-        Busy
-            If there are as many live handoffs as the limits allow.
-        NotReady
-            If the node is being drained, or is suspended, or has too many blocks in quarantine.
-        Closed
-            If the node is closed, or this is a forked child.
+            As in ``pull``, or if a source is no descriptor, or appears twice.
+        BlocksBusy, LaneUnavailable, Busy, NotReady, Closed
+            As in ``pull``.
         """
         running = self._usable("reserve")
         life = running.life
         num_tokens = check_count(num_tokens, low=0, high=MOST_TOKENS, called="reserve: num_tokens")
         skip_tokens = check_count(skip_tokens, low=0, high=num_tokens, called="reserve: skip_tokens")
         ttl_ms = check_milliseconds(ttl_s, called="reserve: ttl_s")
+        label = check_text(label, called="reserve: label", may_be_empty=True)
+        lane = self._lane(require, "reserve")
+        tables = block_tables(blocks, life.groups, num_tokens=num_tokens, operation="reserve")
+        named = parse_sources(sources)
+        contacts = life.dialer.contacts_for(named, deadline_s=ttl_ms / 1000) if named else []
         handoff = life.engine.reserve(
-            blocks=block_tables(blocks, life.groups, num_tokens=num_tokens, operation="reserve"),
+            [(contact.peer, contact.source.epoch_bytes) for contact in contacts],
+            blocks=tables,
             num_tokens=num_tokens,
             skip_tokens=skip_tokens,
             ttl_ms=ttl_ms,
-            lane=self._lane(require, "reserve"),
+            lane=lane,
             integrity=self._integrity,
-            label=check_text(label, called="reserve: label", may_be_empty=True),
+            label=label,
         )
         ticket = make_reservation(
             epoch=life.epoch,
@@ -87,9 +89,10 @@ class PushingNode:
             skip_tokens=skip_tokens,
             groups=[group.name for group in life.groups],
             ttl_ms=ttl_ms,
+            sources=named,
         )
         title = f"reservation {ticket['reservation']} of {running.name}"
-        return Slot(handoff, cast("Node", self), title=title, lasts_s=ttl_ms / 1000, ticket=ticket)
+        return Slot(handoff, cast("Node", self), title=title, lasts_s=ttl_ms / 1000, ticket=ticket, contacts=contacts)
 
     def push(
         self,
@@ -115,22 +118,21 @@ class PushingNode:
         TicketInvalid
             If the ticket is not that of a reservation, or was altered.
         InvalidArgument
-            As in ``offer``, or if `num_tokens` is not what is reserved.
+            As in ``offer``, or if `num_tokens` is not what is reserved, or it is reserved for other nodes.
+        StalePeer
+            If it is reserved for an earlier life of this node.
         NotOffered
             If this cache lacks a group of what is reserved.
-        BlocksBusy
-            If a pull is writing one of the blocks.
         Busy
             If there are as many live handoffs or unconnected peers as the limits allow.
-        NotReady
-            If the node is being drained, or is suspended.
-        Closed
-            If the node is closed, or this is a forked child.
+        BlocksBusy, NotReady, Closed
+            As in ``offer``.
         """
-        life = self._usable("push").life
+        running = self._usable("push")
+        life = running.life
         parsed = parse_reservation(ticket)
         operation = f"push {parsed.title}"
-        _check_fits(parsed, life, num_tokens, operation)
+        _check_fits(parsed, life, running.name, num_tokens, operation)
         deadline_ms = check_milliseconds(deadline_s, called=f"{operation}: deadline_s")
         handoff = life.engine.push(
             parsed.native_id,
@@ -141,7 +143,7 @@ class PushingNode:
             integrity=check_integrity(integrity, called=f"{operation}: integrity") or self._integrity,
             label=check_text(label, called=f"{operation}: label", may_be_empty=True),
         )
-        life.caller.start(handoff, parsed.target, deadline_s=deadline_ms / 1000)
+        call = life.caller.start(handoff, parsed.target, sources=parsed.sources, deadline_s=deadline_ms / 1000)
         return Push(
             handoff,
             cast("Node", self),
@@ -150,6 +152,7 @@ class PushingNode:
             reservation=parsed,
             groups=life.groups,
             most_payload_bytes=self._limits.payload_bytes,
+            call=call,
         )
 
     def announce(self, ticket: Mapping[str, Any], address: str, *, key: str, deadline_s: float = 5.0) -> Announcement:
@@ -218,9 +221,15 @@ class PushingNode:
         raise NotImplementedError
 
 
-def _check_fits(reservation: Reservation, life: Life, num_tokens: int | None, operation: str) -> None:
+def _check_fits(reservation: Reservation, life: Life, name: str, num_tokens: int | None, operation: str) -> None:
     if num_tokens is not None and num_tokens != reservation.num_tokens:
         raise InvalidArgument(f"{operation}: num_tokens is {num_tokens!r}, and {reservation.num_tokens} are reserved")
+    own = life.epoch.hex()
+    if reservation.sources and own not in {source.epoch for source in reservation.sources}:
+        names = [source.name for source in reservation.sources]
+        if name in names:
+            raise StalePeer(f"{operation}: it is reserved for another life of {name}: reserve again")
+        raise InvalidArgument(f"{operation}: it is reserved for pushes by {', '.join(names)}, and this is {name}")
     missing = set(reservation.groups) - {group.name for group in life.groups}
-    if missing:
+    if missing and len(reservation.sources) < 2:  # of several each has some
         raise NotOffered(f"{operation}: groups {sorted(missing)} are reserved, and this cache has none of them")

@@ -12,11 +12,11 @@ from typing import Annotated, Any
 
 import msgspec
 
-from kvlink.errors import TicketInvalid
+from kvlink.errors import InvalidArgument, TicketInvalid
 from kvlink.handoff.address import split_address
-from kvlink.handoff.ticket import TicketSource
+from kvlink.handoff.ticket import MOST_SOURCES, TicketSource
 
-__all__ = ["Reservation", "make_reservation", "parse_reservation"]
+__all__ = ["Reservation", "make_reservation", "parse_reservation", "parse_sources"]
 
 RESERVATION_VERSION = 1
 
@@ -46,6 +46,8 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Names of the cache groups of the target.
     ttl_ms
         How long the target waits for the bytes, by its own clock.
+    sources
+        The nodes that push, each what it was elected to deliver; empty: one node, whichever comes first.
     check
         Digest over the other fields.
     """
@@ -58,6 +60,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     groups: Annotated[list[_Text], msgspec.Meta(min_length=1, max_length=64)]
     ttl_ms: Annotated[int, msgspec.Meta(ge=1, le=86_400_000)]
     check: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+    sources: Annotated[list[TicketSource], msgspec.Meta(max_length=MOST_SOURCES)] = []
 
     @property
     def native_id(self) -> tuple[bytes, int]:
@@ -80,6 +83,7 @@ def make_reservation(
     skip_tokens: int,
     groups: Sequence[str],
     ttl_ms: int,
+    sources: Sequence[TicketSource] = (),
 ) -> dict[str, Any]:
     """Return the ticket of one reservation, as a dict that survives JSON."""
     fields: dict[str, Any] = {
@@ -91,7 +95,9 @@ def make_reservation(
         "groups": list(groups),
         "ttl_ms": ttl_ms,
     }
-    fields["check"] = _check_of(fields["reservation"], target, num_tokens, skip_tokens, groups, ttl_ms)
+    if sources:
+        fields["sources"] = [{"name": one.name, "address": one.address, "epoch": one.epoch} for one in sources]
+    fields["check"] = _check_of(sources, fields["reservation"], target, num_tokens, skip_tokens, groups, ttl_ms)
     return fields
 
 
@@ -123,19 +129,49 @@ def parse_reservation(ticket: object) -> Reservation:
         parsed.groups,
         parsed.ttl_ms,
     )
-    if _check_of(*told) != parsed.check:
+    if _check_of(parsed.sources, *told) != parsed.check:
         raise TicketInvalid(f"ticket {parsed.reservation}: its check does not fit its fields: it was altered")
     if parsed.native_id[1] > _MOST_SEQUENCE or parsed.skip_tokens > parsed.num_tokens:
         raise TicketInvalid(f"ticket {parsed.reservation}: its numbers contradict each other")
     if not parsed.reservation.startswith(parsed.target.epoch):
         raise TicketInvalid(f"ticket {parsed.reservation}: it is of another node than its target")
+    if len({source.epoch for source in parsed.sources}) != len(parsed.sources):
+        raise TicketInvalid(f"ticket {parsed.reservation}: it names a source twice")
     try:
-        split_address(parsed.target.address)
+        for node in (parsed.target, *parsed.sources):
+            split_address(node.address)
     except ValueError as error:
         raise TicketInvalid(f"ticket {parsed.reservation}: {error}") from None
     return parsed
 
 
-def _check_of(*fields: object) -> str:
-    packed = _encode((RESERVATION_VERSION, *fields))
+def parse_sources(descriptors: Sequence[Mapping[str, Any]]) -> list[TicketSource]:
+    """Return the nodes that a reservation is for, from their descriptors or from the sources of a ticket.
+
+    Raises
+    ------
+    InvalidArgument
+        If one is malformed or appears twice, or there are too many.
+    """
+    called = "reserve: sources"
+    if isinstance(descriptors, Mapping | str) or not isinstance(descriptors, Sequence):
+        raise InvalidArgument(f"{called}: it is a list of what node.descriptor gives, not {descriptors!r:.80}")
+    if len(descriptors) > MOST_SOURCES:
+        raise InvalidArgument(f"{called}: {len(descriptors)} nodes, at most {MOST_SOURCES} can push together")
+    sources = []
+    try:
+        for descriptor in descriptors:
+            fields = {name: descriptor[name] for name in ("name", "address", "epoch")}
+            sources.append(msgspec.convert(fields, TicketSource, strict=True))
+            split_address(sources[-1].address)
+    except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
+        raise InvalidArgument(f"{called}: not what node.descriptor gives: {error}") from None
+    if len({source.epoch for source in sources}) != len(sources):
+        raise InvalidArgument(f"{called}: a node appears twice")
+    return sources
+
+
+def _check_of(sources: Sequence[TicketSource], *fields: object) -> str:
+    named = (list(sources),) if sources else ()
+    packed = _encode((RESERVATION_VERSION, *fields, *named))
     return hashlib.blake2b(packed, digest_size=16, person=b"kvlink reserve").hexdigest()

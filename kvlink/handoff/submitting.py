@@ -197,6 +197,7 @@ def _started(node: Node, command: c.Command) -> Handle:
             skip_tokens=command.skip_tokens,
             require=command.require,
             label=command.label,
+            sources=command.sources,
         )
     assert isinstance(command, c.Push)
     return node.push(

@@ -6,7 +6,7 @@ from kvlink.scheduler.book import DecodeWorker, Placement
 from kvlink.scheduler.policies import LeastLoaded, MostRoom, Policy, PrefixAffinity, WorkerState
 from kvlink.scheduler.reports import HandOffReport, Tried
 from kvlink.scheduler.scheduler import Scheduler
-from kvlink.scheduler.service import Allocator, Arrival, DecodeService, PoolAllocator
+from kvlink.scheduler.service import Allocator, Arrival, DecodeService, PoolAllocator, PrefixAllocator
 
 __all__ = [
     "Allocator",
@@ -20,6 +20,7 @@ __all__ = [
     "Policy",
     "PoolAllocator",
     "PrefixAffinity",
+    "PrefixAllocator",
     "Scheduler",
     "Tried",
     "WorkerState",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvlink.handoff import Handle, Node, Offer
 from kvlink.handoff.block_tables import Blocks
-from kvlink.scheduler.book import DecodeWorker
+from kvlink.scheduler.book import DecodeWorker, Placement
 from kvlink.scheduler.reports import HandOffReport
 
 __all__ = ["Parcel", "hand_over", "see_released"]
@@ -25,6 +26,19 @@ class Parcel:
     room_tokens: int
     payload: bytes
     label: str
+    prefix_hashes: Sequence[Hashable] = ()
+
+    @classmethod
+    def of(cls, placement: Placement, blocks: Blocks, num_tokens: int, *, label: str, payload: bytes = b"") -> Parcel:
+        """Return what goes where `placement` says."""
+        return cls(
+            blocks=blocks,
+            num_tokens=num_tokens,
+            room_tokens=placement.num_tokens,
+            payload=payload,
+            label=label,
+            prefix_hashes=placement.prefix_hashes,
+        )
 
 
 async def hand_over(node: Node, worker: DecodeWorker, parcel: Parcel, *, ttl_s: float) -> HandOffReport:

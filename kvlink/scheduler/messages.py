@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from kvlink.errors import ProtocolError
 
-__all__ = ["RESERVE", "STAND", "WITHDRAW", "Reserve", "Reserved", "Withdraw", "pack", "unpack"]
+__all__ = ["RESERVE", "STAND", "WITHDRAW", "Reserve", "Reserved", "Withdraw", "pack", "sendable", "unpack"]
 
 RESERVE = "reserve"
 WITHDRAW = "withdraw"
@@ -19,6 +20,10 @@ _Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 _Label = Annotated[str, msgspec.Meta(max_length=256)]
 _Tokens = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 50)]
+_Hash = int | Annotated[bytes, msgspec.Meta(max_length=256)]
+# Of a prefix, so much is sent: what a worker has is nearly always within it, and the frame has a limit.
+_MOST_HASH_BYTES = 256 << 10
+_LONGEST_HASH = 256
 
 _M = TypeVar("_M", bound=msgspec.Struct)
 
@@ -39,6 +44,8 @@ class Reserve(msgspec.Struct, frozen=True, kw_only=True):
         By when they must have been pushed.
     label
         The user's name for it.
+    prefix_hashes
+        One for each block of the prompt, each of everything up to there.
     """
 
     request: _Id
@@ -46,6 +53,7 @@ class Reserve(msgspec.Struct, frozen=True, kw_only=True):
     room_tokens: _Tokens
     ttl_ms: Annotated[int, msgspec.Meta(ge=1, le=86_400_000)]
     label: _Label = ""
+    prefix_hashes: list[_Hash] = []
 
 
 class Reserved(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +78,24 @@ class Withdraw(msgspec.Struct, frozen=True, kw_only=True):
     """A request that will not be pushed, whether it was taken or not. The answer is empty."""
 
     request: _Id
+
+
+def sendable(prefix_hashes: Sequence[Hashable]) -> list[int | bytes]:
+    """Return as many of the first hashes as can be sent: numbers and bytes, and not too many."""
+    found: list[int | bytes] = []
+    left = _MOST_HASH_BYTES
+    for one in prefix_hashes:
+        if isinstance(one, bool) or not isinstance(one, int | bytes):
+            break
+        if isinstance(one, int):
+            fits, size = -(1 << 63) <= one < 1 << 64, 9
+        else:
+            fits, size = len(one) <= _LONGEST_HASH, len(one) + 3
+        left -= size
+        if not fits or left < 0:
+            break
+        found.append(one)
+    return found
 
 
 def pack(message: msgspec.Struct) -> bytes:

@@ -16,7 +16,7 @@ from kvlink.errors import Busy, InvalidArgument, KvlinkError, PeerLost
 from kvlink.handoff import Node, Push
 from kvlink.handoff.asking import ask
 from kvlink.scheduler.delivering import Parcel, see_released
-from kvlink.scheduler.messages import RESERVE, STAND, WITHDRAW, Reserve, Reserved, Withdraw, pack, unpack
+from kvlink.scheduler.messages import RESERVE, STAND, WITHDRAW, Reserve, Reserved, Withdraw, pack, sendable, unpack
 
 __all__ = ["Mover", "NoRoom", "OurFault", "as_error"]
 
@@ -146,6 +146,7 @@ class Mover:
             room_tokens=parcel.room_tokens,
             ttl_ms=max(1, round(1000 * remaining_s)),
             label=parcel.label,
+            prefix_hashes=sendable(parcel.prefix_hashes),
         )
         asked = self._ask(entry, RESERVE, pack(question), deadline_s=min(remaining_s, _ANSWER_S))
         reserved = unpack(await asyncio.wrap_future(asked), Reserved)

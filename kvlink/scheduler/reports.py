@@ -32,6 +32,8 @@ class HandOffReport:
         Its id, as peers and logs have it.
     seconds, phases_s
         How long it took in all, and the phases of the try that succeeded.
+    skipped_tokens
+        Tokens from the start that the worker had already, and that were not moved.
     reply
         What a ``DecodeWorker``'s ``hand_off`` returned.
     tried
@@ -42,5 +44,6 @@ class HandOffReport:
     handoff: str
     seconds: float
     phases_s: Mapping[str, float]
+    skipped_tokens: int = 0
     reply: Any = None
     tried: tuple[Tried, ...] = ()

@@ -193,7 +193,8 @@ class Scheduler:
         A ``DecodeWorker`` is sent the ticket of an offer. Workers of a directory reserve blocks, and
         are pushed to; they know themselves what they have, so that the room is theirs to give back,
         and ``release`` does nothing. If one of them refuses, fails or falls silent, the request is placed
-        anew, on another one, as often as it takes within `ttl_s` seconds. It arrives at one at most.
+        anew, on another one, as often as it takes within `ttl_s` seconds. It arrives at one at most. What a worker has
+        already of the prefix that the request was placed with is not moved.
 
         Raises
         ------
@@ -204,14 +205,9 @@ class Scheduler:
             The leaf that the last try failed with; its message tells all of them. What a
             ``DecodeWorker``'s ``hand_off`` raises is passed on.
         """
-        parcel = Parcel(
-            blocks=blocks,
-            num_tokens=placement.num_tokens if num_tokens is None else num_tokens,
-            room_tokens=placement.num_tokens,
-            payload=payload,
-            label=label,
-        )
-        check_count(parcel.num_tokens, low=0, high=placement.num_tokens, called="hand off: num_tokens")
+        num_tokens = placement.num_tokens if num_tokens is None else num_tokens
+        check_count(num_tokens, low=0, high=placement.num_tokens, called="hand off: num_tokens")
+        parcel = Parcel.of(placement, blocks, num_tokens, payload=payload, label=label)
         until = time.monotonic() + check_seconds(ttl_s, called="hand off: ttl_s")
         worker = self._worker_of(placement)
         if isinstance(worker, DecodeWorker):
@@ -228,6 +224,7 @@ class Scheduler:
             handoff=push.id,
             seconds=time.monotonic() - started,
             phases_s=push.phases_s,
+            skipped_tokens=push.skip_tokens,
             tried=tuple(tried),
         )
 
@@ -257,9 +254,7 @@ class Scheduler:
         until = time.monotonic() + check_seconds(ttl_s, called="begin: ttl_s")
         if isinstance(self._worker_of(placement), DecodeWorker):
             raise InvalidArgument(f"begin at {placement.worker}: only workers of a directory can be pushed to")
-        parcel = Parcel(
-            blocks=blocks, num_tokens=num_tokens, room_tokens=placement.num_tokens, payload=b"", label=label
-        )
+        parcel = Parcel.of(placement, blocks, num_tokens, label=label)
         reserve = partial(self._mover.begin, parcel=parcel, until=until)
         push, _ = await self._hand_on(placement, parcel, until, reserve)
         return push

@@ -8,7 +8,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from kvlink.directory import Directory, Registration, WorkerEntry
 from kvlink.errors import ConfigError, InvalidArgument, NotReady, OutOfMemory
@@ -19,7 +19,7 @@ from kvlink.handoff.following import Follower
 from kvlink.handoff.handles import Handle
 from kvlink.scheduler.messages import RESERVE, STAND, WITHDRAW, Reserve, Reserved, Withdraw, pack, unpack
 
-__all__ = ["Allocator", "Arrival", "DecodeService", "PoolAllocator"]
+__all__ = ["Allocator", "Arrival", "DecodeService", "PoolAllocator", "PrefixAllocator"]
 
 _log = logging.getLogger("kvlink")
 
@@ -39,6 +39,21 @@ class Allocator(Protocol):
 
     def free_blocks(self) -> Mapping[str, int]:
         """Return how many blocks of each group could be allocated now."""
+
+
+@runtime_checkable
+class PrefixAllocator(Allocator, Protocol):
+    """An ``Allocator`` that keeps the cache of earlier requests, and knows it by its hashes."""
+
+    def try_allocate_after(
+        self, counts: Mapping[str, int], prefix_hashes: Sequence[int | bytes]
+    ) -> tuple[Mapping[str, Sequence[int]], int] | None:
+        """Return blocks as ``try_allocate`` does, and for how many tokens the first of them are right already.
+
+        `prefix_hashes` are those that the request was placed with, as far as they are numbers of 64 bits or
+        bytes. Blocks that lie within those tokens are not written: they may be in several requests at once, and
+        each ``free`` lets go of them once. What they hold must not change before.
+        """
 
 
 class PoolAllocator:
@@ -90,6 +105,8 @@ class Arrival:
         Tokens that there is room for.
     payload
         Small bytes that came along: the first token and the like.
+    cached_tokens
+        Of `num_tokens`, those from the start that were here already, as the allocator said.
     """
 
     label: str
@@ -99,6 +116,7 @@ class Arrival:
     num_tokens: int
     room_tokens: int
     payload: bytes
+    cached_tokens: int = 0
 
 
 # A scheduler's life, and its id of the try.
@@ -114,6 +132,7 @@ class _Taken:
     reserve: Reserve
     source: str
     blocks: Mapping[str, Sequence[int]]
+    cached_tokens: int
     has_ended: bool = False
     has_arrived: bool = False
 
@@ -124,7 +143,8 @@ class DecodeService:
     A request is taken if `allocator` has blocks for it. They are reserved for the prefill worker to
     push into, and once it has, `on_ready` hears of it; from then on the blocks are the engine's,
     which calls ``finish`` when it is through. If nothing comes, or it fails, they go back to the
-    allocator as soon as they are released.
+    allocator as soon as they are released; so they do if the prefill worker dies before it pushes. With a
+    ``PrefixAllocator`` what is here already is not pushed again.
 
     Parameters
     ----------
@@ -287,20 +307,38 @@ class DecodeService:
             raise InvalidArgument(f"{reserve.num_tokens} tokens do not fit into room for {reserve.room_tokens}")
         if self._load() >= self._most:
             return None
-        blocks = self._allocator.try_allocate(self._needed(reserve.room_tokens))
-        if blocks is None:
+        allocated = self._allocate(reserve)
+        if allocated is None:
             return None
+        blocks, cached_tokens = allocated
         try:
             slot = self._node.reserve(
-                blocks, num_tokens=reserve.num_tokens, ttl_s=reserve.ttl_ms / 1000, label=reserve.label
+                blocks,
+                num_tokens=reserve.num_tokens,
+                skip_tokens=cached_tokens,
+                ttl_s=reserve.ttl_ms / 1000,
+                label=reserve.label,
+                # Whoever asks is who pushes. Named, its death ends the reservation.
+                sources=[{"name": question.name, "address": question.address, "epoch": question.epoch.hex()}],
             )
         except BaseException:
             self._allocator.free(blocks)
             raise
-        taken = _Taken(key=key, slot=slot, reserve=reserve, source=question.name, blocks=blocks)
+        taken = _Taken(
+            key=key, slot=slot, reserve=reserve, source=question.name, blocks=blocks, cached_tokens=cached_tokens
+        )
         self._taken[key] = self._by_slot[slot] = taken
         self._follower.follow(slot)
         return slot.ticket
+
+    def _allocate(self, reserve: Reserve) -> tuple[Mapping[str, Sequence[int]], int] | None:
+        """Return blocks for a request, and for how many of its tokens they are right already."""
+        needed = self._needed(reserve.room_tokens)
+        if reserve.prefix_hashes and isinstance(self._allocator, PrefixAllocator):
+            allocated = self._allocator.try_allocate_after(needed, reserve.prefix_hashes)
+            return None if allocated is None else (allocated[0], min(allocated[1], reserve.num_tokens))
+        blocks = self._allocator.try_allocate(needed)
+        return None if blocks is None else (blocks, 0)
 
     def _needed(self, room_tokens: int) -> dict[str, int]:
         return {
@@ -335,6 +373,7 @@ class DecodeService:
                 num_tokens=taken.reserve.num_tokens,
                 room_tokens=taken.reserve.room_tokens,
                 payload=taken.slot.payload,
+                cached_tokens=taken.cached_tokens,
             )
             self._arrived.add(arrival)
         try:

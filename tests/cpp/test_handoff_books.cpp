@@ -11,6 +11,7 @@
 
 #include "checked_handoffs.hpp"
 #include "converted_handoffs.hpp"
+#include "push_orders.hpp"
 #include "pushed_handoffs.hpp"
 #include "scripted_sides.hpp"
 
@@ -483,6 +484,7 @@ int main(int argc, char** argv) {
   };
   tests.insert(tests.begin(), std::begin(test::kCheckedHandoffs), std::end(test::kCheckedHandoffs));
   tests.insert(tests.end(), std::begin(test::kPushedHandoffs), std::end(test::kPushedHandoffs));
+  tests.insert(tests.end(), std::begin(test::kPushOrders), std::end(test::kPushOrders));
   tests.insert(tests.begin(), std::begin(test::kConvertedHandoffs), std::end(test::kConvertedHandoffs));
   return test::run(tests);
 }

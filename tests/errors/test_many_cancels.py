@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
-from helpers.markers import LANES, Lane, skip_unless_served
+from helpers.markers import LANES, Lane, lanes_and_ways, skip_unless_served
 from helpers.soak import SEED
 from helpers.tagged_pool import TaggedPool
 
@@ -41,8 +40,19 @@ def cancel_all(handles: Sequence[Any]) -> None:
         thread.join(timeout=RELEASED_S)
 
 
-@pytest.mark.parametrize("lane", [lane for lane in LANES if not lane.env], ids=lambda lane: lane.id)
-def test_300_cancels_at_once_four_times_and_the_next_handoff_is_as_fast_as_ever(lane: Lane) -> None:
+def start(way: str, source: TaggedPool, target: TaggedPool, block: int, lane: Lane) -> tuple[Any, Any]:
+    """One handoff of a block to the same one, by a pull or by a push; returns its two ends."""
+    if way == "pull":
+        offer = source.node.offer(blocks=[block], num_tokens=1)
+        return offer, target.node.pull(offer.ticket, blocks=[block], require=lane.lane, deadline_s=RELEASED_S)
+    slot = target.node.reserve([block], num_tokens=1, require=lane.lane, ttl_s=RELEASED_S)
+    push = source.node.push(slot.ticket, [block], deadline_s=RELEASED_S)
+    push.commit()
+    return push, slot
+
+
+@lanes_and_ways("push", lanes=[lane for lane in LANES if not lane.env])
+def test_300_cancels_at_once_four_times_and_the_next_handoff_is_as_fast_as_ever(lane: Lane, way: str) -> None:
     skip_unless_served(lane)
     rng = random.Random(SEED)
     pools = [
@@ -54,11 +64,10 @@ def test_300_cancels_at_once_four_times_and_the_next_handoff_is_as_fast_as_ever(
 
     def probe() -> float:
         began = time.monotonic()
-        offer = source.node.offer(blocks=[HANDOFFS], num_tokens=1)
-        pull = target.node.pull(offer.ticket, blocks=[HANDOFFS], require=lane.lane)
-        pull.wait(timeout_s=PROBE_S)
-        assert pull.wait_released(timeout_s=PROBE_S)
-        assert offer.wait_released(timeout_s=PROBE_S)
+        given, taken = start(way, source, target, HANDOFFS, lane)
+        taken.wait(timeout_s=PROBE_S)
+        assert taken.wait_released(timeout_s=PROBE_S)
+        assert given.wait_released(timeout_s=PROBE_S)
         target.expect(HANDOFFS, source.tags[HANDOFFS])
         return time.monotonic() - began
 
@@ -71,17 +80,14 @@ def test_300_cancels_at_once_four_times_and_the_next_handoff_is_as_fast_as_ever(
             script = FaultScript(seed=SEED, delay_ms=delay_ms, like_rc=goes_on, error_after_s=0.01)
             inject_faults(target.node, script)
             order = rng.sample(range(HANDOFFS), HANDOFFS)
-            offers = [source.node.offer(blocks=[block], num_tokens=1) for block in range(HANDOFFS)]
-            pulls = [
-                target.node.pull(offers[block].ticket, blocks=[block], require=lane.lane, deadline_s=RELEASED_S)
-                for block in order
-            ]
-            cancel_all(rng.sample(offers + pulls, 2 * HANDOFFS))
-            for handle in offers + pulls:
+            ends = [start(way, source, target, block, lane) for block in order]
+            handles = [handle for both in ends for handle in both]
+            cancel_all(rng.sample(handles, 2 * HANDOFFS))
+            for handle in handles:
                 assert handle.wait_released(timeout_s=RELEASED_S), handle
-            for block, pull in zip(order, pulls, strict=True):
-                outcomes[type(pull.error).__name__] += 1
-                if pull.error is None:
+            for block, (_, taken) in zip(order, ends, strict=True):
+                outcomes[type(taken.error).__name__] += 1
+                if taken.error is None:
                     target.expect(block, source.tags[block])
                     target.check([block])
             for pool in pools:
@@ -92,10 +98,11 @@ def test_300_cancels_at_once_four_times_and_the_next_handoff_is_as_fast_as_ever(
             for pool in pools:
                 pool.check()
                 counters = pool.node.counters()
-                assert counters["succeeded"] + counters["failed"] == counters["offers"] + counters["pulls"]
+                begun = sum(counters[name] for name in ("offers", "pulls", "pushes", "reservations"))
+                assert counters["succeeded"] + counters["failed"] == begun
     finally:
         for pool in pools:
             pool.close()
-    print(f"{lane.id}: KVLINK_PROPERTY_SEED={SEED}, {dict(outcomes)}")
+    print(f"{lane.id}, {way}: KVLINK_PROPERTY_SEED={SEED}, {dict(outcomes)}")
     assert outcomes["Cancelled"] > ROUNDS * HANDOFFS // 4, "most were over before they were cancelled"
     assert set(outcomes) <= {"Cancelled", "NoneType", "UnknownHandoff"}

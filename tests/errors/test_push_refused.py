@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 import kvlink
 from kvlink import errors
+from kvlink.handoff.asking import ask
+from kvlink.handoff.call import CALL_BACK
 from kvlink.handoff.reservation import make_reservation
 from kvlink.handoff.ticket import TicketSource
 
@@ -125,6 +128,16 @@ def test_caches_that_do_not_fit_are_refused_with_the_field(make_node: MakeNode) 
     source, target = make_node("prefill", cache(head_dim=16)), make_node("decode")
     slot = reserve(target)
     refused(source.push(slot.ticket, [0, 1, 2]), errors.LayoutMismatch, "connect to decode .*8.*16|connect .*16.*8")
+    # With the values apart, as the error of a pull has them: what the target has found, and what the source has.
+    push = source.push(slot.ticket, [0, 1, 2])
+    assert push.wait_released(timeout_s=10)
+    found = push.error
+    assert isinstance(found, errors.LayoutMismatch)
+    assert (found.field, found.source_value, found.target_value) == ("head_dim", "16", "8")
+    named = reserve(target, (4, 5, 6), sources=[source.descriptor])
+    with pytest.raises(errors.LayoutMismatch, match="prefill") as caught:
+        named.wait(timeout_s=10)
+    assert (caught.value.field, caught.value.source_value, caught.value.target_value) == ("head_dim", "16", "8")
     fewer = make_node("fewer", cache(layers=1))
     refused(fewer.push(slot.ticket, [0, 1, 2]), errors.LayoutMismatch, "connect to decode .*layers")
     assert slot.state == "reserved"
@@ -160,6 +173,71 @@ def test_a_node_that_is_drained_reserves_and_pushes_nothing_new_and_ends_what_it
     for node in pair:
         node.drain(deadline_s=5)
         assert not any(node.holds().values())
+
+
+def test_sources_that_are_none_are_refused_and_hold_nothing(pair: Any) -> None:
+    source, target = pair
+    one = source.descriptor
+    wrong: list[Any] = [
+        one,
+        "prefill",
+        [one, one],
+        [{**one, "epoch": "1234"}],
+        [{**one, "address": "nowhere"}],
+        [{"name": "prefill"}],
+        [7],
+        [{**one, "epoch": f"{number:032x}"} for number in range(1025)],
+    ]
+    for sources in wrong:
+        with pytest.raises(errors.InvalidArgument, match="reserve: sources"):
+            reserve(target, sources=sources)
+    assert not any(target.holds().values())
+    hand_over(source, target)
+
+
+def test_a_reservation_for_named_sources_is_for_this_life_of_them(pair: Any, make_node: MakeNode) -> None:
+    source, target = pair
+    other = make_node("other")
+    slot = reserve(target, sources=[source.descriptor, other.descriptor])
+    assert [one["name"] for one in slot.ticket["sources"]] == ["prefill", "other"]
+    with pytest.raises(errors.TicketInvalid, match="altered"):
+        source.push({**slot.ticket, "sources": slot.ticket["sources"][:1]}, [0, 1, 2])
+    twice = {**slot.ticket, "sources": slot.ticket["sources"][:1] * 2}
+    with pytest.raises(errors.TicketInvalid):
+        source.push(twice, [0, 1, 2])
+    source.suspend(deadline_s=0)
+    with pytest.raises(errors.KvlinkError, match="prefill"):
+        slot.wait(timeout_s=5)
+    source.resume(cache())
+    with pytest.raises(errors.StalePeer, match="reserved for another life of prefill"):
+        source.push(slot.ticket, [0, 1, 2])
+    gone = reserve(target, sources=[{**source.descriptor, "epoch": "ab" * 16}])
+    with pytest.raises(errors.StalePeer, match="prefill"):
+        gone.wait(timeout_s=5)
+    silent = reserve(target, sources=[{**source.descriptor, "address": "127.0.0.1:1", "epoch": "cd" * 16}])
+    with pytest.raises(errors.PeerUnreachable, match="127.0.0.1:1"):
+        silent.wait(timeout_s=5)
+    assert not any(target.holds().values())
+    hand_over(source, target)
+
+
+@pytest.mark.parametrize("who", ["garbage", "nobody", "strangers", "twice", "nowhere"])
+def test_calls_back_for_anything_else_are_refused(pair: Any, who: str) -> None:
+    source, target = pair
+    own = {name: source.descriptor[name] for name in ("name", "address", "epoch")}
+    other = {**own, "epoch": "ab" * 16}
+    bodies: dict[str, Any] = {
+        "garbage": b"\xc1",
+        "nobody": [],
+        "strangers": [other],
+        "twice": [own, own],
+        "nowhere": [own, {**other, "address": "nowhere"}],
+    }
+    body = bodies[who] if who == "garbage" else msgspec.msgpack.encode(bodies[who])
+    with pytest.raises(errors.ProtocolError, match="call"):
+        ask(source, target.address, CALL_BACK, body=body, deadline_s=5)
+    assert target.peers() == []
+    hand_over(source, target)
 
 
 def test_a_lane_that_is_required_and_leads_nowhere_is_told_to_the_source(pair: Any) -> None:

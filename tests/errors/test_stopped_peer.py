@@ -1,4 +1,4 @@
-"""A peer that stops (SIGSTOP) in the middle of a pull, on each lane and on either side: nobody else notices.
+"""A peer that stops (SIGSTOP) in the middle of a pull or a push, on each lane and either side: nobody else notices.
 
 Stopped is worse than dead: no connection breaks, and when it goes on it finishes what it was at.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from helpers.markers import Lane
+from helpers.markers import Lane, lanes_and_ways
 from helpers.patterns import Geometry, Placement
 from helpers.processes import spawn_worker, wait_until
 from helpers.soak import rounds
@@ -35,6 +35,8 @@ WINDOW_S = 0.06
 #: work on this machine that falls into the windows of one kind, and delays one handoff in a hundred, does not.
 ATTEMPTS = 5
 RELEASED_S = 5.0
+#: What the source calls it.
+LEASE_OVER = {"pull": "TicketExpired", "push": "DeadlineExceeded"}
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +57,8 @@ def spawned() -> Iterator[Callable[[Lane, str], Worker]]:
 class Trio:
     """A source, a target, and a bystander that has handoffs with the one that goes on."""
 
-    def __init__(self, lane: Lane, spawned: Callable[[Lane, str], Worker]) -> None:
-        self.lane = lane
+    def __init__(self, lane: Lane, way: str, spawned: Callable[[Lane, str], Worker]) -> None:
+        self.lane, self.way = lane, way
         self.recovered = False
         self.source, self.target, self.bystander = (spawned(lane, role) for role in ("source", "target", "bystander"))
         geometry = Geometry(layers=("layers.0",), heads=8, head_dim=8192)
@@ -65,16 +67,32 @@ class Trio:
             worker.call("open", geometry, placement, seed=number, name=f"node-{number}", copy_threads=1)
 
     def begin(self) -> tuple[int, int]:
-        """Start the handoff that is going to be disturbed, once the two are connected."""
+        """Start the handoff that is going to be disturbed, once the two are connected. Returns what has either side."""
         self.recovered = False
-        offered, ticket = self.source.call("offer", [1], 4)
-        self.target.call("wait", self.target.call("pull", ticket, [1], require=self.lane.lane))
-        self.source.call("wait_released", offered)
-        offered, ticket = self.source.call("offer_timed", GIVEN, TOKENS, ttl_s=LASTS_S)
+        self.hand_over([1])
         self.target.call("slow_down", delay_ms=1e3 * MOVES_S)  # so that it is always caught in the middle
-        self.began = time.monotonic()
-        pulled = self.target.call("pull_timed", ticket, GIVEN, require=self.lane.lane, deadline_s=LASTS_S)
-        return offered, pulled
+        if self.way == "pull":
+            given, ticket = self.source.call("offer_timed", GIVEN, TOKENS, ttl_s=LASTS_S)
+            self.began = time.monotonic()
+            taken = self.target.call("pull_timed", ticket, GIVEN, require=self.lane.lane, deadline_s=LASTS_S)
+        else:
+            taken, ticket = self.target.call("reserve_timed", GIVEN, TOKENS, require=self.lane.lane, ttl_s=LASTS_S)
+            self.began = time.monotonic()
+            given = self.source.call("push_timed", ticket, GIVEN, deadline_s=LASTS_S)
+        return given, taken
+
+    def hand_over(self, blocks: list[int]) -> None:
+        """One handoff that goes well."""
+        tokens = 4 * len(blocks)
+        if self.way == "pull":
+            given, ticket = self.source.call("offer", blocks, tokens)
+            taken = self.target.call("pull", ticket, blocks, require=self.lane.lane)
+        else:
+            taken, ticket = self.target.call("reserve", blocks, tokens, require=self.lane.lane)
+            given = self.source.call("push_timed", ticket, blocks)
+        self.target.call("wait", taken)
+        self.target.call("wait_released", taken)
+        self.source.call("wait_released", given)
 
     def measure(self, source: Worker, target: Worker) -> Callable[[], list[float]]:
         """Return what measures handoffs of one small block between two nodes, for the time of a window."""
@@ -104,19 +122,15 @@ class Trio:
         for worker in (self.source, self.target):
             worker.call("make_right_again")
         before = self.source.call("checksums", GIVEN), self.target.call("checksums", GIVEN[1:])
-        offered, ticket = self.source.call("offer", [1], 4)
-        pulled = self.target.call("pull", ticket, [1], require=self.lane.lane)
-        self.target.call("wait", pulled)
-        self.target.call("wait_released", pulled)
-        self.source.call("wait_released", offered)
+        self.hand_over([1])
         assert (self.source.call("checksums", GIVEN), self.target.call("checksums", GIVEN[1:])) == before
         assert self.target.call("checksums", [1]) == before[0][:1]
         self.recovered = True
 
 
 @pytest.fixture
-def trio(lane: Lane, spawned: Callable[[Lane, str], Worker]) -> Iterator[Trio]:
-    found = Trio(lane, spawned)
+def trio(lane: Lane, way: str, spawned: Callable[[Lane, str], Worker]) -> Iterator[Trio]:
+    found = Trio(lane, way, spawned)
     crew = (found.source, found.target, found.bystander)
     yield found
     for worker in crew:
@@ -137,6 +151,7 @@ def assert_others_unmoved(disturb: Callable[[Trio], float], trio: Trio) -> None:
     assert found[-1] < 2, f"the p99 of others rose by factors of {found}"
 
 
+@lanes_and_ways("pull")
 def test_a_stopped_source_fails_its_pulls_by_their_deadline_and_no_others(trio: Trio) -> None:
     assert_others_unmoved(stop_source, trio)
 
@@ -158,13 +173,14 @@ def stop_source(trio: Trio) -> float:
 
     trio.source.resume()
     ended = trio.source.call("wait_released", offered, timeout_s=RELEASED_S)
-    assert ended.error == "TicketExpired"
+    assert ended.error == LEASE_OVER[trio.way]
     assert not any(trio.target.call("holds").values())
     assert trio.target.call("checksums", GIVEN) == filled, "a byte landed after the blocks were released"
     trio.recover()
     return slowdown
 
 
+@lanes_and_ways("push")
 def test_a_stopped_target_ends_its_offers_by_their_lease_and_no_others(trio: Trio) -> None:
     assert_others_unmoved(stop_target, trio)
 
@@ -178,7 +194,7 @@ def stop_target(trio: Trio) -> float:
     slowdown = trio.slowdown(trio.target, window)
     assert trio.source.call("snapshot", offered).state == "granted"
     error, taken_s = trio.source.call("wait_timed", offered, most_s=2 * LASTS_S)
-    assert error == "TicketExpired"
+    assert error == LEASE_OVER[trio.way]
     assert taken_s < PROMISED_S
     trio.source.call("wait_released", offered, timeout_s=RELEASED_S)
     trio.source.call("fill", seed=8)  # while the target is in the middle of reading it

@@ -87,8 +87,23 @@ class LoadedWorker(NodeWorker):
         self._began[handle] = began
         return handle
 
+    def reserve_timed(self, blocks: Any, num_tokens: int, **options: Any) -> tuple[int, dict[str, Any]]:
+        """Reserve, and look at the clock."""
+        began = time.monotonic()
+        handle, ticket = self.reserve(blocks, num_tokens, **options)
+        self._began[handle] = began
+        return handle, ticket
+
+    def push_timed(self, ticket: Any, blocks: Any, **options: Any) -> int:
+        """Push all at once, and look at the clock."""
+        began = time.monotonic()
+        handle = self.push(ticket, blocks, **options)
+        self.tell(handle, ("commit", {}))
+        self._began[handle] = began
+        return handle
+
     def wait_timed(self, handle: int, *, most_s: float) -> tuple[str | None, float]:
-        """Wait for an outcome; returns its error and when it came, counted from `offer_timed` or `pull_timed`."""
+        """Wait for an outcome; returns its error and when it came, counted from `..._timed`."""
         kept = self._handles[handle]
         try:
             kept.wait(timeout_s=most_s)

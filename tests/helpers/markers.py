@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+from helpers.soak import rounds
 
 _CAP_SYS_PTRACE = 19
 
@@ -31,6 +34,17 @@ LANES = (
 )
 #: Nodes that listen beyond their host may use TCP beside shared memory.
 STAGED_ANY = Lane(id="staged-any", lane="staged", memory="pool", env={"UCX_TLS": "all"})
+
+
+def lanes_and_ways(first: str, *, lanes: Sequence[Lane] = LANES) -> pytest.MarkDecorator:
+    """Each lane by a pull and by a push; in the short form by one of them, in turn, beginning with `first`."""
+    cases = [
+        pytest.param(lane, way, id=f"{lane.id}-{way}")
+        for number, lane in enumerate(lanes)
+        for way in ("pull", "push")
+        if rounds(1, 2) == 2 or (number % 2 == 0) == (way == first)
+    ]
+    return pytest.mark.parametrize(("lane", "way"), cases, indirect=["lane"])
 
 
 def ptrace_refusal() -> str:

@@ -18,6 +18,7 @@ import numpy as np
 import kvlink
 from helpers import dialect_0
 from helpers.patterns import Geometry, Placement, canonical, carve, fill_random, flat_bytes
+from kvlink.handoff.asking import ask
 from kvlink.testing import FaultScript, inject_faults
 
 
@@ -252,7 +253,7 @@ class NodeWorker:
         """Watch without a pause: the whole transfer takes only tens of milliseconds."""
         deadline = time.monotonic() + timeout_s
         kept = self._handles[handle]
-        while (state := str(kept.state)) in ("connecting", "claiming", "waiting", *more):
+        while (state := str(kept.state)) in ("connecting", "reserved", "claiming", "filling", "waiting", *more):
             if time.monotonic() > deadline:
                 raise AssertionError(f"the handoff never began to move: {self.snapshot(handle)}")
         return state
@@ -276,6 +277,14 @@ class NodeWorker:
         geometry, placement = self._shape
         parts = canonical(carve(self._flat, geometry, placement), placement)
         return [zlib.crc32(b"".join(parts[key][block].tobytes() for key in sorted(parts))) for block in blocks]
+
+    def put(self, address: str, kind: str, body: bytes) -> bytes:
+        """Ask another node something."""
+        return ask(self._node, address, kind, body=body, deadline_s=10)
+
+    def descriptor(self) -> dict[str, Any]:
+        """What the node tells a scheduler about itself."""
+        return dict(self._node.descriptor)
 
     def peers(self) -> list[dict[str, Any]]:
         """The node's peers, as plain data."""

@@ -89,6 +89,20 @@ class RankWorker:
         """Start a pull and return its handle's number."""
         return self._keep(self._node.pull(ticket, list(blocks), **options))
 
+    def reserve(self, blocks: Sequence[int], **options: Any) -> tuple[int, dict[str, Any]]:
+        """Reserve blocks; returns the handle's number and the ticket."""
+        slot = self._node.reserve(list(blocks), **options)
+        return self._keep(slot), slot.ticket
+
+    def push(self, ticket: Any, blocks: Sequence[int], *, payload: bytes, **options: Any) -> int:
+        """Push, the first layer before the others; returns the handle's number."""
+        push = self._node.push(ticket, list(blocks[:1]), **options)
+        handle = self._keep(push)
+        push.ready(layers=[self._rank.layers[0]], tokens=range(min(self._rank.block_tokens, push.num_tokens)))
+        push.add(list(blocks[1:]))
+        push.commit(payload)
+        return handle
+
     def wait(self, handle: int, *, timeout_s: float = 20.0) -> tuple[str, int, bytes]:
         """Wait for outcome and release; returns lane, bytes and payload, or raises the handoff's error."""
         kept = self._handles[handle].wait(timeout_s=timeout_s)

@@ -18,7 +18,7 @@ RELEASED_S = 5.0
 @dataclass(frozen=True, kw_only=True)
 class Ended:
     """How one side of a round ended. `words` counts what lay in the target's blocks when they were released,
-    and whether the abort came between the first and the last byte."""
+    and whether the abort came between the first and the last byte: of a transfer, or of all of them."""
 
     error: str | None
     held: dict[str, int]
@@ -56,18 +56,9 @@ class ReusingWorker:
         self.reserved, self._blocks = self.pool.node.reserve(list(blocks), **options), blocks
         return self.reserved.ticket
 
-    def finish_slot(
-        self, *, source_tags: Sequence[int], cancel_after_s: float | None, from_first_byte: bool, first_tag: int
-    ) -> Ended:
+    def finish_slot(self, **options: Any) -> Ended:
         """As `pull`, for what was reserved."""
-        return self._finish(
-            self.reserved,
-            self._blocks,
-            source_tags=source_tags,
-            cancel_after_s=cancel_after_s,
-            from_first_byte=from_first_byte,
-            first_tag=first_tag,
-        )
+        return self._finish(self.reserved, self._blocks, **options)
 
     def push(
         self,
@@ -151,8 +142,10 @@ class ReusingWorker:
     ) -> Ended:
         while from_first_byte and handle.outcome is None and not self.pool.touched(blocks):
             pass
+        had_some = False
         if cancel_after_s is not None:
             _spin(cancel_after_s)
+            had_some = handle.outcome is None and self.pool.touched(blocks)
             handle.cancel()
         while too_early and handle.outcome is None:
             pass
@@ -162,6 +155,8 @@ class ReusingWorker:
             words["came"] += self.pool.holding(block, tag)
             words["stayed"] += self.pool.holding(block, self.pool.tags[block])
             words["all"] += self.pool.blocks[block].size
+        if had_some and words["came"] < words["all"]:  # between two pieces of a push, too
+            words["midway"] = 1
         self.pool.fill(blocks, first_tag=first_tag)
         if too_early:
             assert handle.wait_released(timeout_s=RELEASED_S), handle

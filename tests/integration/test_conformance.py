@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -78,6 +79,38 @@ class TransformersAdapter:
             raise
         return _Request(self._pool.give(blocks, pull), blocks, ticket["num_tokens"])
 
+    def reserve(self, *, num_tokens: int, ttl_s: float) -> Any:
+        try:
+            blocks = self._engine.admit(num_tokens=num_tokens, max_new_tokens=1)
+        except OutOfMemory:
+            return None
+        slot = self.node.reserve(blocks, num_tokens=num_tokens, ttl_s=ttl_s)
+        return _Request(self._pool.give(blocks, slot), blocks, num_tokens)
+
+    def push(self, ticket: dict[str, Any], *, seed: int, deadline_s: float) -> Any:
+        num_tokens = ticket["num_tokens"]
+        prompt = np.random.default_rng(seed).integers(0, 256, num_tokens).tolist()
+        try:
+            blocks = self._engine.admit(num_tokens=num_tokens, max_new_tokens=1)
+        except OutOfMemory:
+            return None
+        try:
+            push = self.node.push(ticket, blocks, deadline_s=deadline_s)
+        except KvlinkError:
+            self._engine.release(blocks)
+            raise
+        request = _Request(self._pool.give(blocks, push), blocks, num_tokens)
+
+        def tell(layer: int, tokens: range) -> None:
+            with contextlib.suppress(KvlinkError):  # it has failed meanwhile
+                push.ready(layers=[f"layers.{layer}"], tokens=tokens)
+
+        for _ in self._engine.prefill_chunks(prompt, blocks=blocks, chunk_tokens=4, on_layer=tell):
+            pass
+        with contextlib.suppress(KvlinkError):
+            push.commit()
+        return request
+
     def poll(self, request: Any) -> bool:
         done: bool = request.handle.poll()
         return done
@@ -110,6 +143,10 @@ def model() -> Any:
     torch.set_num_threads(1)
     yield make_model()
     torch.set_num_threads(before)
+
+
+def test_an_adapter_is_written_in_less_than_150_lines() -> None:
+    assert len((ROOT / "examples/adapter.py").read_text().splitlines()) < 150
 
 
 @by_case
@@ -160,13 +197,25 @@ class MixesBlocks(ToyAdapter):  # type: ignore[misc]
         return request
 
 
+class SaysReadyTooSoon(ToyAdapter):  # type: ignore[misc]
+    """Commits a push before what it is of has been computed."""
+
+    def push(self, ticket: dict[str, Any], *, seed: int, deadline_s: float) -> Any:
+        request = self._admit(ticket["num_tokens"])
+        self._started(request, lambda: self.node.push(ticket, request.blocks, deadline_s=deadline_s))
+        request.handle.commit()
+        request.handle.wait_released(timeout_s=deadline_s)
+        list(self._prefill(request, seed))
+        return request
+
+
 class LeaksOnRefusal(ToyAdapter):  # type: ignore[misc]
     """Keeps blocks of what kvlink has refused at once."""
 
-    def receive(self, ticket: dict[str, Any], *, deadline_s: float) -> Any:
+    def _started(self, request: Any, start: Callable[[], Any]) -> Any:
         pool, self.pool = self.pool, _Keeping(self.pool)
         try:
-            return super().receive(ticket, deadline_s=deadline_s)
+            return super()._started(request, start)
         finally:
             self.pool = pool
 
@@ -193,13 +242,17 @@ class _Keeping:
         (Waits, "unbounded_wait"),
         (MixesBlocks, "partial_ranges"),
         (LeaksOnRefusal, "failure_as_success"),
+        (FreesTooSoon, "pushed_reuse_in_flight"),
+        (SaysDoneTooSoon, "reservations_that_are_over"),
+        (SaysReadyTooSoon, "pushed_partial_ranges"),
+        (LeaksOnRefusal, "reservations_that_are_over"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_each_way_to_be_wrong_is_found(
     wrong: Callable[[str], Adapter], found_by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvlink.testing.conformance._DEADLINE_S", 1.0)  # to wait for blocks that never come
+    monkeypatch.setattr("kvlink.testing.driving.DEADLINE_S", 1.0)  # to wait for blocks that never come
     (case,) = (case for case in CASES if case.__name__ == found_by)
     with pytest.raises((AssertionError, KvlinkError)):
         case(Kit(make=wrong))

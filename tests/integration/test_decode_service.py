@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.patterns import Geometry, Placement
+from helpers.processes import spawn_worker, wait_until
 from unit.test_directory import entry
 
 import kvlink
@@ -17,7 +21,8 @@ from kvlink import Limits, errors
 from kvlink.directory import StaticDirectory
 from kvlink.handoff.asking import ask
 from kvlink.scheduler import Arrival, DecodeService, PoolAllocator, Scheduler
-from kvlink.scheduler.messages import RESERVE, WITHDRAW, Reserve, Reserved, Withdraw, pack, unpack
+from kvlink.scheduler.messages import RESERVE, WITHDRAW, Reserve, Reserved, Withdraw, pack, sendable, unpack
+from kvlink.wire import MOST_ASKED_BYTES
 
 BLOCKS, TOKENS = 32, 4
 
@@ -381,6 +386,104 @@ async def test_an_engine_that_fails_to_take_a_request_over_loses_no_blocks(
         service.close()
         assert pool.counts() == (BLOCKS, 0, 0)
         assert service.counters()["arrived"] == 1
+
+
+class Remembering(PoolAllocator):
+    """An allocator that keeps the block of each hash, for good."""
+
+    def __init__(self, pool: kvlink.BlockPool) -> None:
+        super().__init__({"full": pool})
+        self.pool = pool
+        self.known: dict[Any, int] = {}
+
+    def remember(self, prefix_hashes: Sequence[Any], blocks: Sequence[int]) -> None:
+        self.known.update(zip(prefix_hashes, blocks, strict=True))
+
+    def try_allocate_after(
+        self, counts: Mapping[str, int], prefix_hashes: Sequence[Any]
+    ) -> tuple[Mapping[str, Sequence[int]], int] | None:
+        kept = [self.known[one] for one in itertools.takewhile(self.known.__contains__, prefix_hashes)]
+        fresh = self.try_allocate({"full": max(0, counts["full"] - len(kept))})
+        return None if fresh is None else ({"full": [*kept, *fresh["full"]]}, TOKENS * len(kept))
+
+    def free(self, blocks: Mapping[str, Sequence[int]]) -> None:
+        super().free({"full": [block for block in blocks["full"] if block not in self.known.values()]})
+
+
+async def test_what_a_worker_has_of_a_prefix_is_not_pushed_again(
+    prefill: Prefill, directory: StaticDirectory, decoder: Callable[..., Decoder]
+) -> None:
+    memory, pool = Memory(), kvlink.BlockPool(BLOCKS)
+    allocator, arrived = Remembering(pool), queue.Queue[Arrival]()
+    hashes = [1 << 63, b"second", -3, 4]
+    with kvlink.Node(memory.cache, name="remembers", copy_threads=1) as node:
+        service = DecodeService(node, allocator, on_ready=arrived.put, directory=directory)
+        for block in range(5):
+            prefill.memory.tensor[:, block] = block + 1
+
+        async def hand_off(prefix_hashes: Sequence[Any], *, room: int = 3) -> tuple[Any, Arrival]:
+            placement = await prefill.scheduler.place(num_tokens=4 * TOKENS + room, prefix_hashes=prefix_hashes)
+            report = await prefill.scheduler.hand_off(
+                placement, blocks=[0, 1, 2, 3], num_tokens=4 * TOKENS, ttl_s=10, payload=b"first"
+            )
+            return report, arrived.get(timeout=5)
+
+        report, arrival = await hand_off(hashes)
+        assert (report.skipped_tokens, arrival.cached_tokens) == (0, 0)
+        whole = node.counters()["bytes_pulled"]
+        kept = arrival.blocks["full"][:2]
+        allocator.remember(hashes[:2], kept)
+        service.finish(arrival)
+        memory.tensor[:, kept[0]] = 100  # so that one sees that nobody writes it again
+        report, arrival = await hand_off(hashes)
+        assert (report.skipped_tokens, arrival.cached_tokens) == (2 * TOKENS, 2 * TOKENS)
+        assert (arrival.num_tokens, arrival.payload) == (4 * TOKENS, b"first")
+        assert list(arrival.blocks["full"][:2]) == list(kept)
+        assert memory.values(arrival.blocks["full"][:4]) == [100, 2, 3, 4]
+        assert node.counters()["bytes_pulled"] - whole == whole // 2
+        other = await prefill.scheduler.place(num_tokens=4 * TOKENS, prefix_hashes=hashes)
+        push = await prefill.scheduler.begin(other, blocks=[0, 1, 2, 3], num_tokens=4 * TOKENS)
+        assert push.skip_tokens == 2 * TOKENS  # while the request before lives, with the same blocks
+        push.commit()
+        await push
+        for each in (arrival, arrived.get(timeout=5)):
+            service.finish(each)
+        # Of a prefix that goes on differently, as much as is the same; a request that is all here moves nothing.
+        report, arrival = await hand_off([hashes[0], b"other", -3])
+        assert report.skipped_tokens == TOKENS
+        service.finish(arrival)
+        allocator.remember([b"a", b"b", b"c", b"d", b"e"], [*kept, *arrival.blocks["full"][2:4], 31])
+        before = node.counters()["bytes_pulled"]
+        report, arrival = await hand_off([b"a", b"b", b"c", b"d", b"e"])
+        assert (report.skipped_tokens, node.counters()["bytes_pulled"]) == (4 * TOKENS, before)
+        service.close()
+
+
+def test_hashes_that_cannot_be_sent_end_the_prefix() -> None:
+    assert sendable([1, b"two", (3,), 4]) == [1, b"two"]
+    assert sendable([1, True]) == [1]
+    for wrong in (1 << 64, "three", b"x" * 300):
+        assert sendable([1, wrong, 2]) == [1]
+    many = sendable(range(1 << 20))
+    question = Reserve(request="x", num_tokens=1, room_tokens=1, ttl_ms=1, prefix_hashes=many)
+    assert 20_000 < len(many) < 40_000
+    assert len(pack(question)) < MOST_ASKED_BYTES
+    assert unpack(pack(question), Reserve) == question
+
+
+def test_a_prefill_worker_that_dies_before_it_pushes_is_noticed_in_a_second(decoder: Callable[..., Decoder]) -> None:
+    worker = decoder("decode-0")
+    asker = spawn_worker("helpers.node_worker:NodeWorker")
+    with contextlib.closing(asker):
+        asker.call("open", Geometry(layers=("layers.0",), heads=2, head_dim=8), Placement(), seed=1)
+        question = Reserve(request="one", num_tokens=4, room_tokens=8, ttl_ms=600_000)
+        reserved = unpack(asker.call("put", worker.node.address, RESERVE, pack(question)), Reserved)
+        assert reserved.ticket is not None
+        wait_until(lambda: bool(worker.node.peers()), timeout_s=5, what="the two are connected")
+        assert worker.pool.num_free == BLOCKS - 2
+        asker.kill()
+        wait_until(lambda: worker.pool.num_free == BLOCKS, timeout_s=1, what="its blocks are free again")
+    assert worker.service.counters() == {"accepted": 1, "refused": 0, "arrived": 0, "failed": 1}
 
 
 def test_limits_are_told(decoder: Callable[..., Decoder]) -> None:

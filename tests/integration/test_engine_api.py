@@ -147,9 +147,10 @@ def test_a_batch_with_something_that_is_no_command_starts_nothing(source: Side) 
 
 def test_a_push_is_reserved_begun_added_to_and_committed(source: Side, target: Side) -> None:
     source.memory[:, 3], source.memory[:, 8] = 3, 8
-    reserve = Reserve(blocks=[9, 2], num_tokens=2 * TOKENS, label="request")
+    reserve = Reserve(blocks=[9, 2], num_tokens=2 * TOKENS, label="request", sources=[source.node.descriptor])
     tickets = target.node.submit([reserve], tag=1)
     assert list(tickets) == [reserve.id]
+    assert [one["epoch"] for one in tickets[reserve.id]["sources"]] == [source.node.epoch]
     push = Push(ticket=tickets[reserve.id], blocks=[3])
     ready = Ready(push=push.id, layers=["layers.0"], end_token=TOKENS)
     source.node.submit([push, ready], tag=2)

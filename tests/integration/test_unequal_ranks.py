@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,7 +50,9 @@ SHAPES: dict[str, tuple[list[Rank], list[Rank]]] = {
     "tp2-tp4-of-2-heads": (tensor_parallel(2, heads=2), tensor_parallel(4, heads=2)),
     "mla-tp2-tp2": (latents(2), latents(2)),
     "blocks-of-4-to-6": (tensor_parallel(2), tensor_parallel(1, block_tokens=6)),
+    "tp1-tp2": (tensor_parallel(1), tensor_parallel(2)),
 }
+ON_EACH_LANE = [shape for shape in SHAPES if shape != "tp1-tp2"]
 
 
 class Crew:
@@ -93,6 +96,7 @@ class Engines:
     sources: list[Worker]
     targets: list[Worker]
     mint: kvlink.TicketMint
+    descriptors: list[Any]
 
     def prefill(self, *, seed: int, blocks: Sequence[int] = SOURCE_BLOCKS, ranks: Sequence[int] | None = None) -> None:
         for number in range(len(self.sources)) if ranks is None else ranks:
@@ -113,6 +117,23 @@ class Engines:
             (worker, worker.call("pull", ticket, TARGET_BLOCKS, require=self.lane.lane, **options))
             for worker in self.targets
         ]
+
+    def push(
+        self, *, skip_tokens: int = 0, named: bool = True
+    ) -> tuple[list[tuple[Worker, int]], list[tuple[Worker, int]]]:
+        """Reserve on every target rank for all source ranks, and push from each of those into each reservation."""
+        sources = self.descriptors if named else []
+        options = {"sources": sources, "require": self.lane.lane, "skip_tokens": skip_tokens}
+        slots = [
+            (worker, *worker.call("reserve", TARGET_BLOCKS, num_tokens=NUM_TOKENS, **options))
+            for worker in self.targets
+        ]
+        pushes = [
+            (worker, worker.call("push", ticket, SOURCE_BLOCKS, payload=f"of {number}".encode()))
+            for number, worker in enumerate(self.sources)
+            for _, _, ticket in slots
+        ]
+        return pushes, [(worker, handle) for worker, handle, _ in slots]
 
     def verify(self, *, seed: int, skip_tokens: int = 0) -> None:
         """Compare every element of every target with its tag, and what was not pulled with what was there."""
@@ -135,21 +156,30 @@ def opened(crew: Crew, lane: Lane, shape: str, **options: Any) -> Engines:
     descriptors = [worker.result() for worker in workers["source"]]
     for worker in workers["target"]:
         worker.result()
-    return Engines(lane=lane, sources=workers["source"], targets=workers["target"], mint=kvlink.TicketMint(descriptors))
+    return Engines(
+        lane=lane,
+        sources=workers["source"],
+        targets=workers["target"],
+        mint=kvlink.TicketMint(descriptors),
+        descriptors=descriptors,
+    )
 
 
 def outcomes(handles: list[tuple[Worker, int]]) -> list[tuple[str, int, bytes]]:
     return [worker.call("wait", handle) for worker, handle in handles]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", ON_EACH_LANE)
 def test_every_target_rank_gets_exactly_its_part(crew: Crew, lane: Lane, shape: str) -> None:
-    engines = opened(crew, lane, shape)
-    for seed in (1, 2):  # the second finds all connections
+    engines = opened(crew, lane, shape, limits=kvlink.Limits(push_at_once_tokens=0))
+    for seed, way in ((1, "pull"), (2, "push")):  # the second finds all connections
         engines.prefill(seed=seed)
-        ticket = engines.mint.offer(num_tokens=NUM_TOKENS, readers=len(engines.targets))
-        offers = engines.offer(ticket)
-        pulls = engines.pull(ticket)
+        if way == "push":
+            offers, pulls = engines.push()
+        else:
+            ticket = engines.mint.offer(num_tokens=NUM_TOKENS, readers=len(engines.targets))
+            offers = engines.offer(ticket)
+            pulls = engines.pull(ticket)
         taken = outcomes(pulls)
         given = outcomes(offers)
         engines.verify(seed=seed)
@@ -180,6 +210,55 @@ def test_a_claim_may_come_before_its_offers(crew: Crew, lane: Lane) -> None:
 def mapped() -> Lane:
     """For what does not depend on the lane."""
     return LANES[0]
+
+
+@pytest.mark.parametrize(("shape", "named"), [("tp2-tp4", True), ("tp1-tp2", True), ("tp1-tp2", False)])
+def test_ranks_that_have_never_met_push_what_is_not_there_yet(
+    crew: Crew, mapped: Lane, shape: str, named: bool
+) -> None:
+    engines = opened(crew, mapped, shape)
+    engines.prefill(seed=10)
+    pushes, slots = engines.push(skip_tokens=5, named=named)
+    assert {payload for _, _, payload in outcomes(slots)} == {b"of 0"}
+    outcomes(pushes)
+    engines.verify(seed=10, skip_tokens=5)
+    engines.assert_nothing_held()
+
+
+def test_a_rank_that_dies_before_it_pushes_ends_the_reservations_and_the_pushes_of_the_others(
+    crew: Crew, mapped: Lane
+) -> None:
+    engines = opened(crew, mapped, "tp2-tp4")
+    with contextlib.closing(Worker("helpers.rank_worker:RankWorker", python_path=[str(TESTS)])) as doomed:
+        sources = [engines.descriptors[0], doomed.call("open", SHAPES["tp2-tp4"][0][1], name="source-1")]
+        slots = [
+            (worker, *worker.call("reserve", TARGET_BLOCKS, num_tokens=NUM_TOKENS, sources=sources))
+            for worker in engines.targets
+        ]
+        pushes = [engines.sources[0].call("push", ticket, SOURCE_BLOCKS, payload=b"") for _, _, ticket in slots]
+        for worker in engines.targets:
+            wait_until(lambda worker=worker: len(worker.call("peers")) == 2, timeout_s=10, what="two peers")
+        doomed.kill()
+        for worker, handle, _ in slots:  # long before their 30 s
+            with pytest.raises(errors.PeerLost, match="source-1"):
+                worker.call("wait", handle, timeout_s=1)
+        for handle in pushes:
+            with pytest.raises((errors.Cancelled, errors.UnknownHandoff)):
+                engines.sources[0].call("wait", handle, timeout_s=5)
+            engines.sources[0].call("wait_until_released", handle)
+    engines.assert_nothing_held()
+
+
+def test_a_push_of_a_rank_that_was_not_named_is_refused_at_once(crew: Crew, mapped: Lane) -> None:
+    engines = opened(crew, mapped, "mla-tp2-tp2")
+    slot, ticket = engines.targets[0].call(
+        "reserve", TARGET_BLOCKS, num_tokens=NUM_TOKENS, sources=engines.descriptors[:1]
+    )
+    with pytest.raises(errors.InvalidArgument, match="reserved for pushes by source-0, and this is source-1"):
+        engines.sources[1].call("push", ticket, SOURCE_BLOCKS, payload=b"")
+    pushed = engines.sources[0].call("push", ticket, SOURCE_BLOCKS, payload=b"")
+    outcomes([(engines.targets[0], slot), (engines.sources[0], pushed)])
+    engines.assert_nothing_held()
 
 
 def test_an_offer_stands_until_every_target_rank_has_read(crew: Crew, mapped: Lane) -> None:

@@ -13,7 +13,7 @@ from helpers.patterns import Geometry, Placement, Request
 from helpers.processes import Pair, spawn_worker
 from helpers.soak import rounds
 
-from kvlink.errors import PeerLost, TicketExpired
+from kvlink.errors import DeadlineExceeded, PeerLost, TicketExpired
 from kvlink.testing import Worker
 
 REQUEST = Request(source_blocks=(6, 1, 4), target_blocks=(0, 7, 3), num_tokens=11)
@@ -83,32 +83,47 @@ def test_a_long_hold_of_the_lock_moves_no_lease_and_looks_dead_to_nobody(nodes: 
     _, lasting = source.call("offer", [6], 4, ttl_s=60, readers=1 << 16)
     target.call("measure", lasting, 7, seconds=0.1)  # connects
     short_s = held_s / 2
+    # A push whose bytes are on their way when the lock is taken, and one that its owner will not commit in time.
+    target.call("slow_down", delay_ms=1e3 * short_s)
+    filled, ticket = target.call("reserve", [3], 4, ttl_s=held_s)
+    moving = source.call("push_timed", ticket, [0], deadline_s=held_s)
+    assert target.call("watch_moving", filled) == "moving"
+    target.call("make_right_again")
     expiring, its = source.call("offer", [5], 4, ttl_s=short_s, readers=1 << 16)
-    ends_at = time.monotonic() + short_s
+    empty, ticket = target.call("reserve", [5], 4, ttl_s=60)
+    unsaid = source.call("push", ticket, [0], deadline_s=short_s)
+    ends_at = time.monotonic() + 0.9 * short_s
     source.start("hold_gil", held_s)
     taken = target.call("measure", lasting, 7, seconds=0.7 * held_s)
     assert len(taken) > 10
     refused = target.call("pull", its, [4], deadline_s=held_s)
-    with pytest.raises(TicketExpired):
-        target.call("wait", refused)
+    for handle, error in ((refused, TicketExpired), (empty, DeadlineExceeded)):
+        with pytest.raises(error):
+            target.call("wait", handle)
+    target.call("wait", filled)
     refused_at = time.monotonic()
     assert [peer["state"] for peer in target.call("peers")] == ["ready"]
     held_from, held_until = source.result()
     assert held_until - held_from >= held_s
     assert ends_at < refused_at < held_until
     assert source.call("wait_released", expiring, timeout_s=1).error == "TicketExpired"
+    assert source.call("wait_released", unsaid, timeout_s=1).error == "DeadlineExceeded"
+    assert source.call("wait_released", moving, timeout_s=1).error is None
 
     offered, ticket = source.call("offer", [1], 4, ttl_s=60)
+    filled, its = target.call("reserve", [4], 4, ttl_s=held_s)
     target.call("slow_down", delay_ms=300)
     pulled = target.call("pull", ticket, [2], deadline_s=held_s)
     target.start("hold_gil", short_s)
-    ended = source.call("wait_released", offered, timeout_s=held_s)
+    pushed = source.call("push_timed", its, [0], deadline_s=held_s)
+    for handle in (offered, pushed):
+        assert source.call("wait_released", handle, timeout_s=held_s).error is None
     confirmed_at = time.monotonic()
-    assert ended.error is None
     assert [peer["state"] for peer in source.call("peers")] == ["ready"]
     _, held_until = target.result()
-    assert confirmed_at < held_until, "the handoff ended only when the interpreter was free again"
-    assert target.call("wait", pulled).phases_s["total"] < short_s
+    assert confirmed_at < held_until, "the handoffs ended only when the interpreter was free again"
+    for handle in (pulled, filled):
+        assert target.call("wait", handle).phases_s["total"] < short_s
 
 
 def test_a_forked_child_gets_a_clear_error_and_disturbs_nothing(pair: Pair) -> None:

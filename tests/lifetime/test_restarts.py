@@ -18,12 +18,16 @@ from kvlink.testing import Worker
 KILLED = (STAGED_ANY, *LANES)
 KILLS = rounds(5, 20)
 WARMED_UP = 2
-BLOCKS = 16
+BLOCKS = 24
 #: The load has block 0.
 GIVEN = list(range(1, 8))
 TAKEN = list(range(8, 15))
+#: By pushes.
+FILLED = list(range(16, 23))
+TOKENS = 4 * len(GIVEN)
 #: What the allocators of C, Python and UCX may still take once they are warm.
 RESIDENT_SLACK = 6 << 20
+NOTICED_S = 3.0
 
 
 @pytest.fixture
@@ -60,23 +64,39 @@ class Town:
         return self._start(self.lane, name="victim", listen=self._listen)
 
     def hand_over(self, source: Worker, target: Worker) -> None:
-        """One handoff, with nothing done before it to make it work."""
-        offered, ticket = source.call("offer", GIVEN, 4 * len(GIVEN))
+        """A push and a pull, with nothing done before to make them work. The push comes first: it has to connect."""
+        reserved, ticket = target.call("reserve", FILLED, TOKENS, require=self.lane.lane)
+        pushed = source.call("push", ticket, GIVEN)
+        source.call("tell", pushed, ("commit", {}))
+        offered, ticket = source.call("offer", GIVEN, TOKENS)
+        target.call("wait", reserved)
         pulled = target.call("pull", ticket, TAKEN, require=self.lane.lane)
         target.call("wait", pulled)
-        target.call("wait_released", pulled)
-        source.call("wait_released", offered)
-        assert source.call("checksums", GIVEN) == target.call("checksums", TAKEN)
+        for handle in (reserved, pulled):
+            target.call("wait_released", handle)
+        for handle in (pushed, offered):
+            source.call("wait_released", handle)
+        given = source.call("checksums", GIVEN)
+        assert target.call("checksums", TAKEN + FILLED) == given + given
 
     def kill_victim(self) -> None:
-        """End it in the middle of handoffs with both survivors."""
-        _, its = self.victim.call("offer", GIVEN, 4 * len(GIVEN))
-        offered, ours = self.source.call("offer", GIVEN, 4 * len(GIVEN), ttl_s=0.2)
+        """End it in the middle of handoffs with both survivors, of either kind and in either direction."""
+        _, its = self.victim.call("offer", GIVEN, TOKENS)
+        offered, ours = self.source.call("offer", GIVEN, TOKENS, ttl_s=0.2)
+        # One that names who pushes hears of its death, however far the push has come; nobody else would.
+        reserved, its_to_fill = self.target.call("reserve", FILLED, TOKENS, sources=[self.victim.call("descriptor")])
+        _, ours_to_fill = self.victim.call("reserve", FILLED, TOKENS, require=self.lane.lane)
+        pushed = self.source.call("push", ours_to_fill, GIVEN)
+        self.source.call("tell", pushed, ("commit", {}))
+        its_push = self.victim.call("push", its_to_fill, GIVEN)
+        self.victim.call("tell", its_push, ("ready", {"tokens": range(TOKENS // 2)}))
         self.victim.call("pull", ours, TAKEN, require=self.lane.lane)
         pulled = self.target.call("pull", its, TAKEN, require=self.lane.lane)
         self.victim.kill()
-        self.source.call("wait_released", offered)
-        self.target.call("wait_released", pulled)
+        for handle in (offered, pushed):
+            self.source.call("wait_released", handle)
+        for handle in (pulled, reserved):
+            self.target.call("wait_released", handle, timeout_s=NOTICED_S)
         for survivor in (self.source, self.target):
             survivor.call("forget_handles")
 

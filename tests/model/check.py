@@ -25,28 +25,30 @@ from model.table import TABLE, Row, parse, values, without
 
 BOOKS = ROOT / "tests/cpp/test_handoff_books.cpp"
 WORLD = Path(__file__).with_name("world.pml")
-_BOUNDS = ("READERS", "STARTS", "LIVES", "DEATHS", "RENEWALS", "AGAIN", "WIDE", "CHECKS", "PUSHES", "CONVERTS")
+_BOUNDS = ("READERS", "STARTS", "LIVES", "DEATHS", "RENEWALS", "AGAIN", "WIDE", "CHECKS", "PUSHES", "CONVERTS", "NAMED")
 # What each world allows, see world.pml. The smallest come first: most mutations are found there.
 WORLDS = {
-    "two readers, two attempts": (2, 2, 0, 0, 1, 1, 1, 0, 0, 0),
-    "the source restarts": (1, 2, 1, 0, 0, 0, 0, 0, 0, 0),
-    "a target restarts": (2, 2, 0, 1, 0, 0, 0, 0, 0, 0),
-    "with integrity": (1, 2, 0, 0, 0, 0, 0, 1, 0, 0),
-    "with integrity and a conversion": (1, 2, 0, 0, 0, 0, 0, 1, 0, 1),
-    "with a conversion": (1, 2, 0, 0, 0, 0, 0, 0, 0, 1),
-    "a push": (1, 1, 0, 0, 0, 0, 0, 0, 1, 0),
-    "a push with a conversion": (1, 1, 0, 0, 0, 0, 0, 0, 1, 1),
+    "two readers, two attempts": (2, 2, 0, 0, 1, 1, 1, 0, 0, 0, 0),
+    "the source restarts": (1, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0),
+    "a target restarts": (2, 2, 0, 1, 0, 0, 0, 0, 0, 0, 0),
+    "with integrity": (1, 2, 0, 0, 0, 0, 0, 1, 0, 0, 0),
+    "with integrity and a conversion": (1, 2, 0, 0, 0, 0, 0, 1, 0, 1, 0),
+    "with a conversion": (1, 2, 0, 0, 0, 0, 0, 0, 0, 1, 0),
+    "a push": (1, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0),
+    "a push with a conversion": (1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 0),
+    "a push by a source that was named, and restarts": (1, 1, 1, 0, 0, 0, 0, 0, 1, 0, 1),
 }
 #: Explored for the intact table only.
 LARGE_WORLDS = {
-    "two readers, with integrity": (2, 2, 0, 0, 0, 0, 0, 1, 0, 0),
-    "two targets with two attempts each": (1, 4, 0, 0, 0, 0, 0, 0, 0, 0),
-    "two readers, three attempts": (2, 3, 0, 0, 0, 0, 0, 0, 0, 0),
-    "a target restarts, three attempts": (2, 3, 0, 1, 0, 0, 0, 0, 0, 0),
-    "the source restarts, three attempts": (1, 3, 1, 0, 0, 0, 0, 0, 0, 0),
-    "a push, two reservations": (1, 2, 0, 0, 0, 0, 0, 0, 1, 0),
-    "a push, and the source restarts": (1, 2, 1, 0, 0, 0, 0, 0, 1, 0),
-    "a push, and the target restarts": (1, 2, 0, 1, 0, 0, 0, 0, 1, 0),
+    "two readers, with integrity": (2, 2, 0, 0, 0, 0, 0, 1, 0, 0, 0),
+    "two targets with two attempts each": (1, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+    "two readers, three attempts": (2, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+    "a target restarts, three attempts": (2, 3, 0, 1, 0, 0, 0, 0, 0, 0, 0),
+    "the source restarts, three attempts": (1, 3, 1, 0, 0, 0, 0, 0, 0, 0, 0),
+    "a push, two reservations": (1, 2, 0, 0, 0, 0, 0, 0, 1, 0, 0),
+    "a push, and the source restarts": (1, 2, 1, 0, 0, 0, 0, 0, 1, 0, 0),
+    "a push, and the target restarts": (1, 2, 0, 1, 0, 0, 0, 0, 1, 0, 0),
+    "a push by a source that was named, two reservations": (1, 2, 1, 0, 0, 0, 0, 0, 1, 0, 1),
 }
 _PUSH_STATES = {"reserved", "filling"}
 _PUSH_EVENTS = {"push", "piece", "commit", "look", "told", "decline"}

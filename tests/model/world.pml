@@ -13,6 +13,7 @@
    PUSHES     1: the targets reserve, and the offer is a push into one of the reservations. Its owner computes one block
               after another, in any order, says that each is ready, and commits in the end
    CONVERTS   1: the source's elements are converted
+   NAMED      1: a reservation is for the life of the source that there is when it is made
 
    Versions: blocks that hold what epoch e offered have version 1 + e. Version 0 is anything else. */
 
@@ -106,7 +107,7 @@ hidden byte m, g, p, i, by_peer, from_target, from_life, from_source;
 #define IF_grant_pushed PUSHES
 #define IF_grant_committed (!PUSHES || told_commit)
 #define IF_part_pushed (PUSHES && !(CONVERTS && committed[p]))
-#define IF_part_push_fits true
+#define IF_part_push_fits (!NAMED || push_from[p] == seen_source[p])
 /* The source here is honest, see DO_part_take_piece. */
 #define IF_part_piece_fits true
 #define IF_part_covered true
@@ -116,7 +117,8 @@ hidden byte m, g, p, i, by_peer, from_target, from_life, from_source;
 #define IF_part_sums_here has_sums[p]
 #define IF_part_converts CONVERTS
 #define IF_part_converted (converter[p] == 2)
-#define IF_part_same_peer (life[p] == from_life && seen_source[p] == from_source)
+#define IF_part_same_peer (life[p] == from_life && seen_source[p] == from_source && \
+                           (NAMED || at_part[p] != AT_reserved))
 #define IF_part_lane_fits true
 #define IF_part_has_bytes true
 #define IF_part_drained ((copier[p] == 0 || copier[p] >= 3) && converter[p] != 1)

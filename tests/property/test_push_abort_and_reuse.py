@@ -18,16 +18,18 @@ from helpers.reusing_worker import Ended
 from helpers.soak import SEED, rounds
 
 import kvlink
-from kvlink.testing import FaultScript, Worker
+from kvlink.testing import FaultScript, Worker, WorkerFailed
 
 PROCESS = "helpers.reusing_worker:ReusingWorker"
-ROUNDS_PER_LANE = rounds(150, 10_000) // len(LANES)
+ROUNDS_PER_LANE = rounds(300, 10_000) // len(LANES)
 BLOCKS = 6
 USED = 5
 BLOCK_BYTES = 256 << 10
 STRETCH_S = 0.012
-#: Of all aborts, those between the first and the last byte of a piece. On the lane staged most pieces are one chunk.
-LEAST_MIDWAY = 0.04
+#: Of all aborts, those between the first and the last byte.
+LEAST_MIDWAY = 0.3
+#: Half of the rounds have a lane that goes on after a cancel.
+MOST_ROUNDS_TOO_EARLY = 40
 ABORTS = ("midway", "midway", "midway", "target", "source", "expiry", "deadline", "nobody")
 ENDS = {"None", "Cancelled", "TicketExpired", "DeadlineExceeded", "AlreadyClaimed"}
 
@@ -64,7 +66,7 @@ class Rounds:
         self.done = self.midway = self.aborted = 0
         self.outcomes: Counter[str] = Counter()
 
-    def run(self, abort: str) -> None:
+    def run(self, abort: str, *, too_early: bool = False) -> None:
         rng = self.rng
         from_blocks, to_blocks = (scattered(rng, BLOCKS, USED) for _ in range(2))
         after_s = float(rng.triangular(0, 0.5 * STRETCH_S, STRETCH_S))
@@ -100,6 +102,7 @@ class Rounds:
             cancel_after_s=self._target_cancels(abort, after_s),
             from_first_byte=abort == "midway",
             first_tag=first_tag + BLOCKS,
+            too_early=too_early,
         )
         given, _ = self.source.result()
         self.check(abort, taken, given)
@@ -145,3 +148,18 @@ def test_aborts_at_any_moment_leave_no_wrong_byte_and_no_hold(sides: Any, lane: 
     )
     assert played.midway >= LEAST_MIDWAY * played.aborted
     assert {"None", "Cancelled"} <= set(played.outcomes)
+
+
+@pytest.mark.slow
+def test_blocks_that_are_let_go_with_the_outcome_are_found_overwritten(sides: Any, lane: Lane) -> None:
+    """What the test above would miss if it could not fail: the same rounds, and an engine that waits for no release."""
+    played = Rounds(*sides, lane)
+    played.run("nobody")
+
+    def let_go_too_early() -> None:
+        while played.done < MOST_ROUNDS_TOO_EARLY:
+            played.run("midway", too_early=True)
+
+    with pytest.raises(WorkerFailed, match=r"words of block \d are not of tag"):
+        let_go_too_early()
+    played.source.result()

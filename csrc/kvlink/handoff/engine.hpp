@@ -67,7 +67,14 @@ struct PullOptions {
   std::string label;
 };
 
+/// One source rank that a reservation is for: the number of the peer that is or will be connected, and its life.
+struct ReserveSource {
+  std::uint64_t peer{};
+  Epoch epoch{};
+};
+
 struct ReserveOptions {
+  std::vector<ReserveSource> sources;  // who push, each its share; none: one node, whichever comes first
   BlockTables blocks;
   std::uint64_t num_tokens{};
   std::uint64_t skip_tokens{};

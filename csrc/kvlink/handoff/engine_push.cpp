@@ -1,4 +1,5 @@
 // Reserving and pushing: what the owners of both ends call.
+#include <algorithm>
 #include <utility>
 
 #include "kvlink/clock.hpp"
@@ -14,11 +15,16 @@ std::shared_ptr<Handoff> Engine::reserve(ReserveOptions options) {
   const auto request = hold_for_pull(std::move(options.blocks), options.skip_tokens, options.num_tokens,
                                      deadline_after(options.ttl_ms, "ttl"));
   services_.counters.reservations.fetch_add(1);
-  const AttemptId id{.handoff = {.epoch = services_.epoch, .sequence = next_sequence_.fetch_add(1)},
-                     .attempt = next_attempt_.fetch_add(1)};
+  const HandoffId reservation{.epoch = services_.epoch, .sequence = next_sequence_.fetch_add(1)};
   auto nobody = std::make_shared<Peer>();
   nobody->name = "nobody yet";
-  request->parts.push_back({.attempt = id, .peer = std::move(nobody)});
+  request->names_sources = !options.sources.empty();
+  for (std::size_t i = 0; i < std::max<std::size_t>(options.sources.size(), 1); ++i) {
+    request->parts.push_back({.attempt = {.handoff = reservation, .attempt = next_attempt_.fetch_add(1)},
+                              .peer = nobody,
+                              .source = request->names_sources ? options.sources[i].epoch : Epoch{}});
+  }
+  const AttemptId id = request->parts.front().attempt;
   auto handle =
       std::make_shared<Handoff>(Role::reservation, id, std::move(options.label), State::reserved, services_.bells);
   request->handle = handle;
@@ -30,7 +36,10 @@ std::shared_ptr<Handoff> Engine::reserve(ReserveOptions options) {
       const std::lock_guard lock(mutex_);
       check_taking();
     }
-    post([this, request] { pulls_.submit(std::move(*request)); });
+    post([this, sources = std::move(options.sources), request] {
+      for (std::size_t i = 0; i < sources.size(); ++i) request->parts[i].peer = peer_or_lost(sources[i].peer);
+      pulls_.submit(std::move(*request));
+    });
   } catch (...) {
     let_go(*request);
     throw;

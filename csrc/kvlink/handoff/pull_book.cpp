@@ -22,12 +22,10 @@ void PullBook::submit(PullRequest request) {
     made->attempt = part.attempt;
     made->peer = part.peer;
     made->first = part.attempt == id;
-    if (pull->request.is_reservation) {
-      made->at = At::reserved;
-      reservations_.add(id.handoff, id);
-    }
+    if (pull->request.is_reservation) made->at = At::reserved;
     parts_.emplace(part.attempt, made);
   }
+  if (pull->request.is_reservation) reservations_.add(id.handoff, id);
   step_pull(pull, On::submit);
 }
 

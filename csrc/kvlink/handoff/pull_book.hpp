@@ -32,6 +32,7 @@ namespace kvlink::handoff {
 struct PartRequest {
   AttemptId attempt;
   PeerPtr peer;
+  Epoch source{};  // of a reservation that names its sources: the life of this one
 };
 
 /// What `Engine::pull` was asked for, after it was checked and its blocks are held.
@@ -46,7 +47,8 @@ struct PullRequest {
   std::int64_t deadline_ns{};
   std::optional<transport::Lane> lane;  // required; none: each peer's best
   transport::Integrity integrity{};     // demanded; none: as each source offers
-  bool is_reservation{false};           // its one part waits for a push, under the id of the reservation
+  bool is_reservation{false};           // its parts wait for pushes, under the id of the reservation
+  bool names_sources{false};            // a reservation: one part for each of them, and nobody else may push
 };
 
 class PullBook {
@@ -197,6 +199,8 @@ class PullBook {
   // Of pushes: push_parts.cpp.
   void note_push_guards(const Part& part, const News& news, Set<If>& holding) const;
   [[nodiscard]] static bool piece_fits(const Part& part, const News& news);
+  /// The part of a live reservation that `peer` may push to; null, and why there is none in `news`.
+  [[nodiscard]] PartPtr reserved_for(const HandoffId& reservation, News& news) const;
   [[nodiscard]] bool push_fits(const Part& part, const News& news) const;
   void perform_push(Do action, const PartPtr& part, const News& news);
   void adopt_source(const PartPtr& part, const News& news);

@@ -22,12 +22,38 @@ namespace {
 }  // namespace
 
 void PullBook::on_push(const PeerPtr& peer, const HandoffId& reservation, const Push& push) {
-  const auto attempt = reservations_.find(reservation);
   News news{.peer = peer, .push = &push};
-  if (!attempt) news.failure = reservations_.why_gone(reservation, services_.epoch);
-  const PartPtr part = attempt ? find(*attempt) : nullptr;
-  if (!part && !news.failure) news.failure = Failure{Code::unknown_handoff, "the reservation is ending"};
+  const PartPtr part = reserved_for(reservation, news);
   step_part(part, On::push, news);
+}
+
+PullBook::PartPtr PullBook::reserved_for(const HandoffId& reservation, News& news) const {
+  const auto handle = reservations_.find(reservation);
+  if (!handle) {
+    news.failure = reservations_.why_gone(reservation, services_.epoch);
+    return nullptr;
+  }
+  news.failure = Failure{Code::unknown_handoff, "the reservation is ending"};
+  const auto pull = pulls_.find(*handle);
+  if (pull == pulls_.end()) return nullptr;
+  const PullRequest& request = pull->second->request;
+  const Peer& by = *news.peer;
+  for (const PartRequest& asked : request.parts) {
+    const PartPtr part = find(asked.attempt);
+    // It may have come by another connection to the same source than the one that was made for the reservation. Of
+    // several sources such a one is right only if it is for the same share.
+    const bool same = asked.peer == news.peer || request.parts.size() == 1 ||
+                      (asked.peer->layout_template && asked.peer->layout_template == by.layout_template);
+    if (!part || (request.names_sources && !(asked.source == by.epoch && same))) continue;
+    news.failure.reset();
+    return part;
+  }
+  if (request.names_sources) {
+    std::string names;
+    for (const PartRequest& asked : request.parts) names += (names.empty() ? "" : ", ") + asked.peer->title();
+    news.failure = Failure{Code::invalid_argument, "the reservation is for pushes by " + names + " alone"};
+  }
+  return nullptr;
 }
 
 void PullBook::on_piece(const PeerPtr& peer, const AttemptId& attempt, const Ready& ready) {
@@ -48,7 +74,7 @@ void PullBook::on_commit(const PeerPtr& peer, const AttemptId& attempt, std::vec
 
 bool PullBook::push_fits(const Part& part, const News& news) const {
   if (news.push->num_tokens != part.pull->request.num_tokens) return false;
-  if (!services_.own_template) return true;
+  if (!services_.own_template || part.pull->request.parts.size() > 1) return true;  // see `reserved_for`
   // One connection may be for what one of several sources delivers: that would leave holes in the blocks.
   const std::size_t groups = services_.holds->groups().size();
   return heads_of(*news.peer->layout_template, groups) == heads_of(*services_.own_template, groups);
@@ -132,15 +158,19 @@ void PullBook::perform_push(Do action, const PartPtr& part, const News& news) {
 }
 
 void PullBook::adopt_source(const PartPtr& part, const News& news) {
-  const HandoffId reservation = part->pull->request.handle->id().handoff;
+  auto& requested = part->pull->request.parts;
+  const auto asked = std::ranges::find(requested, part->attempt, &PartRequest::attempt);
   parts_.erase(part->attempt);
-  part->peer = news.peer;
+  if (part->peer != news.peer) {  // `submit` has counted the source that was named.
+    part->peer = news.peer;
+    ++part->peer->handoffs;
+  }
+  // From here on it is about the offer that is pushed.
   part->attempt.handoff = news.push->offer;
-  ++part->peer->handoffs;
   part->filling = std::make_unique<Filling>(Filling{
       .coverage = plan::Coverage(part->peer->layout_template->layers().size(), part->pull->request.num_tokens)});
-  part->pull->request.parts.front() = {.attempt = part->attempt, .peer = part->peer};
-  reservations_.adopt(reservation, part->attempt);
+  asked->attempt = part->attempt;
+  asked->peer = part->peer;
   parts_.insert_or_assign(part->attempt, part);
 }
 

@@ -14,13 +14,12 @@ namespace kvlink::handoff {
 /// Progress thread only.
 class Reservations {
  public:
-  void add(const HandoffId& id, const AttemptId& attempt) { live_.emplace(id, attempt); }
-  /// Its attempt goes on under the id of the offer that is pushed to it.
-  void adopt(const HandoffId& id, const AttemptId& attempt) { live_.at(id) = attempt; }
+  /// `handle`: the attempt by which its handle is known, whoever pushes to it.
+  void add(const HandoffId& id, const AttemptId& handle) { live_.emplace(id, handle); }
   /// `why`: none if it succeeded. Nothing, if it is no reservation.
   void end(const HandoffId& id, const std::optional<Failure>& why);
 
-  /// The attempt of one without an outcome.
+  /// The handle's attempt of one without an outcome.
   [[nodiscard]] std::optional<AttemptId> find(const HandoffId& id) const;
   /// Why a push to one that is not there is declined. `own`: this node's epoch.
   [[nodiscard]] Failure why_gone(const HandoffId& id, const Epoch& own) const;

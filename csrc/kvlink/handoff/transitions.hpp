@@ -116,7 +116,7 @@ enum class If : std::uint8_t {
   no_grants,        // no grant of the offer lives
   lease_lives,      // by the source's clock
   within_cap,       // what is asked for ends before the offer's cap
-  push_fits,        // the tokens are those that were reserved, and the connection is for all of the cache
+  push_fits,        // the tokens are those that were reserved, and the connection is for all that comes from the source
   piece_fits,       // it is of the request, no part of it was ready before, and there was no COMMIT
   covered,          // all of the request is ready, and there was no COMMIT
   has_pieces,       // something is ready and has not moved
@@ -396,6 +396,8 @@ inline constexpr Row kTransitions[] = {
     // So it cannot if it says twice that something is ready, or commits what is not.
     {Machine::part, kLive, {On::piece, On::commit}, {If::same_peer}, At::same, {Do::tell_fail}},
     {Machine::part, kAnywhere, {On::grant, On::piece, On::commit, On::sums, On::refuse, On::valid}, {}, At::same, {Do::count_stale}},
+    // A reservation that names its sources waits for nobody else.
+    {Machine::part, At::reserved, On::peer_lost, {If::same_peer}, At::same, {Do::tell_fail}},
     // A part that is VALID does not need its source any more.
     {Machine::part, kUnfinished, On::peer_lost, {If::same_peer}, At::same, {Do::tell_fail}},
     {Machine::part, {At::reserved, At::connecting, At::valid}, On::stop, {}, At::none, {}},
