@@ -60,7 +60,11 @@ struct Scene {
     static const Waker made;
     return made;
   }
-  std::shared_ptr<const plan::Plan> plan = kBlocks.plan(3);
+  static const std::shared_ptr<const plan::Plan>& same_plan() {
+    static const std::shared_ptr<const plan::Plan> made = kBlocks.plan(3);
+    return made;
+  }
+  std::shared_ptr<const plan::Plan> plan = same_plan();
   std::vector<std::byte> memory = std::vector<std::byte>(kBlocks.pool_bytes());
   CopyThreads threads{1};
   std::shared_ptr<Lender> lender = std::make_shared<Lender>();
@@ -141,9 +145,9 @@ void step(Scene& scene, fuzz::Input& input) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   fuzz::Input input(data, size);
   Scene scene;
-  scene.sent.reserve(64);
+  scene.sent.reserve(32);
   scene.router.attach(kAttempt, scene.receiver);
-  while (!input.empty() && scene.sent.size() < 64) step(scene, input);
+  while (!input.empty() && scene.sent.size() < 32) step(scene, input);
   scene.advance();
   HOLDS(scene.receiver->moved_bytes() <= scene.model.covered);
   if (!scene.stopped) {

@@ -16,7 +16,7 @@ using namespace kvlink;
 using namespace kvlink::plan;
 
 /// What is walked byte by byte of one plan.
-constexpr std::uint64_t kMostBytes = 768;
+constexpr std::uint64_t kMostBytes = 192;
 using Walk = std::vector<std::pair<std::uint64_t, std::uint64_t>>;  // by byte: where it comes from, where it goes
 using wide = unsigned __int128;
 
@@ -103,6 +103,7 @@ void note(Walk& walk, const StridedCopy& copy) {
 Walk walk_of(const Plan& plan, std::uint64_t begin, std::uint64_t end) {
   const Template& geometry = plan.geometry();
   Walk walk;
+  walk.reserve(end - begin);
   std::uint64_t bytes = 0;
   plan.visit(begin, end, [&](const StridedCopy& copy) {
     HOLDS(copy.inner != 0 && copy.outer != 0 && copy.run_bytes != 0);
