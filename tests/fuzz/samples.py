@@ -48,7 +48,14 @@ def descriptor() -> dict[str, Any]:
 def worker_entry() -> dict[str, Any]:
     """Return what a decode worker lists in a directory."""
     counts: dict[str, Any] = {"blocks": {"full": 8}, "free_blocks": {"full": 8}, "block_tokens": {"full": 4}}
-    return {"name": "decode-1", "address": "10.0.0.9:7001", "epoch": EPOCH.hex(), "load": 1, "window_bytes": 0, **counts}
+    return {
+        "name": "decode-1",
+        "address": "10.0.0.9:7001",
+        "epoch": EPOCH.hex(),
+        "load": 1,
+        "window_bytes": 0,
+        **counts,
+    }
 
 
 def _part(layer: str, component: str, offset: int, **fields: Any) -> PartLayout:

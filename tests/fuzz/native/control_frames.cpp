@@ -34,9 +34,8 @@ void read_pieces(Bytes body, Kind kind) {
   survives(body, parse_pieces, [kind](Frame& out, const Fetch& fetch) { write_pieces(out, kind, kAttempt, fetch); });
 }
 void read_failure(Bytes body) {
-  survives(body, parse_refuse, [](Frame& out, const Refuse& refuse) {
-    write_refuse(out, kAttempt, {refuse.code, refuse.message});
-  });
+  survives(body, parse_refuse,
+           [](Frame& out, const Refuse& refuse) { write_refuse(out, kAttempt, {refuse.code, refuse.message}); });
 }
 void read_number(Bytes body) {
   survives(body, parse_number,
@@ -68,7 +67,8 @@ void read(Kind kind, Bytes body) {
     case Kind::ready:
       return survives(body, parse_ready, [](Frame& out, const Ready& ready) { write_ready(out, kAttempt, ready); });
     case Kind::commit:
-      return survives(body, parse_commit, [](Frame& out, const Frame& payload) { write_commit(out, kAttempt, payload); });
+      return survives(body, parse_commit,
+                      [](Frame& out, const Frame& payload) { write_commit(out, kAttempt, payload); });
     case Kind::valid:
     case Kind::cancel:
       return;  // Nothing is read of their bodies.

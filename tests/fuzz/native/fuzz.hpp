@@ -1,4 +1,5 @@
-// What all native fuzz targets share: reading choices out of an input, and ending at the first thing that does not hold.
+// What all native fuzz targets share: reading choices out of an input, and ending at the first thing that does not
+// hold.
 #pragma once
 
 #include <algorithm>
@@ -14,12 +15,12 @@
 namespace kvlink::fuzz {
 
 /// Unlike CHECK of the tests it ends so that the fuzzer keeps the input.
-#define HOLDS(condition)                                                                   \
-  do {                                                                                     \
-    if (!(condition)) {                                                                    \
-      std::fprintf(stderr, "%s:%d: does not hold: %s\n", __FILE__, __LINE__, #condition);  \
-      std::abort();                                                                        \
-    }                                                                                      \
+#define HOLDS(condition)                                                                  \
+  do {                                                                                    \
+    if (!(condition)) {                                                                   \
+      std::fprintf(stderr, "%s:%d: does not hold: %s\n", __FILE__, __LINE__, #condition); \
+      std::abort();                                                                       \
+    }                                                                                     \
   } while (false)
 
 using Bytes = std::span<const std::byte>;

@@ -61,8 +61,9 @@ inline std::vector<std::byte> raw_body(Input& input) {
 
 inline transport::Integrity integrity_of(Input& input) {
   const std::uint8_t kind = input.byte();
-  return kind < 160 ? transport::Integrity::none
-                    : kind < 224 ? transport::Integrity::crc32c : transport::Integrity::xxh3;
+  return kind < 160   ? transport::Integrity::none
+         : kind < 224 ? transport::Integrity::crc32c
+                      : transport::Integrity::xxh3;
 }
 
 }  // namespace kvlink::fuzz

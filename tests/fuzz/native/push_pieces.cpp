@@ -19,7 +19,8 @@ constexpr std::uint64_t kMostTokens = 24;
 constexpr std::uint32_t kBlocks = 32;
 
 /// Layers 0 and 1 with blocks of tokens, layer 2 with a slot of state.
-std::shared_ptr<const Template> geometry(std::uint32_t source_tokens, std::uint32_t target_tokens, std::uint32_t window) {
+std::shared_ptr<const Template> geometry(std::uint32_t source_tokens, std::uint32_t target_tokens,
+                                         std::uint32_t window) {
   std::vector<GroupGeometry> groups(2);
   groups[0].name = "full";
   groups[0].source_block_tokens = source_tokens;
@@ -37,7 +38,8 @@ std::shared_ptr<const Template> geometry(std::uint32_t source_tokens, std::uint3
     op.group = layer / 2;
     op.component = layer == 2 ? 3 : 0;
     op.dims = 2;
-    op.source = {.region = layer, .offset = 0, .block_stride = block, .token_stride = 2, .head_stride = 2, .dim_stride = 1};
+    op.source = {
+        .region = layer, .offset = 0, .block_stride = block, .token_stride = 2, .head_stride = 2, .dim_stride = 1};
     op.target = op.source;
   }
   const std::vector<std::uint64_t> sizes(kLayers, block * kBlocks);
@@ -85,7 +87,8 @@ Tables tables_of(fuzz::Input& input) {
 }
 
 /// The bytes of all pieces, taken as the book of pulls takes them.
-std::uint64_t bytes_of(std::vector<Piece> pieces, const std::shared_ptr<const Template>& made, const PieceTables& tables) {
+std::uint64_t bytes_of(std::vector<Piece> pieces, const std::shared_ptr<const Template>& made,
+                       const PieceTables& tables) {
   std::uint64_t bytes = 0;
   while (!pieces.empty()) {
     const std::size_t before = pieces.size();
@@ -117,7 +120,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (!is_new) continue;
     coverage.add(piece);
     if (!piece.has_layers()) continue;
-    each(piece, tokens, [&](std::size_t layer, std::uint64_t token) { count += !std::exchange(there[layer][token], true); });
+    each(piece, tokens,
+         [&](std::size_t layer, std::uint64_t token) { count += !std::exchange(there[layer][token], true); });
     pieces.push_back(piece);
   }
   HOLDS(coverage.complete() == (count == kLayers * (tokens + 1)));

@@ -160,7 +160,8 @@ struct Source : test::Node {
       HOLDS(each.handle->has_outcome());
       std::size_t valid = 0;
       bool is_only = true;  // under its id: else VALID may be the other's
-      for (const Offered& other : offers) is_only = is_only && (&other == &each || other.handle->id() != each.handle->id());
+      for (const Offered& other : offers)
+        is_only = is_only && (&other == &each || other.handle->id() != each.handle->id());
       for (const auto& reader : readers) {
         for (const auto& message : reader.sent) {
           valid += message.kind == Kind::valid && message.attempt.handoff == each.handle->id().handoff ? 1 : 0;
@@ -198,13 +199,17 @@ std::vector<std::byte> frame_of(fuzz::Input& input, Source& source, Kind kind) {
     const auto lane = static_cast<transport::Lane>(1 + input.below(4));
     const std::uint64_t first = input.edgy(2);
     write_claim(frame, attempt,
-                {.lane = lane, .first_token = first, .end_token = input.edgy(3), .remaining_ms = input.edgy32(200) * 100,
+                {.lane = lane,
+                 .first_token = first,
+                 .end_token = input.edgy(3),
+                 .remaining_ms = input.edgy32(200) * 100,
                  .integrity = fuzz::integrity_of(input)});
   } else if (kind == Kind::check || kind == Kind::fetch) {
     write_pieces(frame, kind, attempt, fetch_of(input));
   } else if (kind == Kind::renew) {
     std::vector<Renewal> renewals(input.below(4));
-    for (auto& renewal : renewals) renewal = {.attempt = attempt_of(input, source), .lease_ms = input.edgy32(200) * 100};
+    for (auto& renewal : renewals)
+      renewal = {.attempt = attempt_of(input, source), .lease_ms = input.edgy32(200) * 100};
     write_renew(frame, renewals);
   } else if (kind == Kind::decline) {
     write_decline(frame, attempt.handoff, {static_cast<Code>(1 + input.below(23)), "scripted"});
@@ -217,7 +222,7 @@ std::vector<std::byte> frame_of(fuzz::Input& input, Source& source, Kind kind) {
 }
 
 void step(Source& source, fuzz::Input& input) {
-  constexpr std::array kKinds{Kind::claim,  Kind::claim, Kind::claim, Kind::fetch,  Kind::credit, Kind::confirm,
+  constexpr std::array kKinds{Kind::claim,   Kind::claim,  Kind::claim, Kind::fetch, Kind::credit, Kind::confirm,
                               Kind::confirm, Kind::cancel, Kind::renew, Kind::check, Kind::decline};
   const std::uint8_t what = input.byte();
   if (what < 160) {

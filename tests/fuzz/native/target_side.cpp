@@ -146,7 +146,10 @@ struct Target : test::Node {
 };
 
 Grant grant_of(fuzz::Input& input) {
-  Grant grant{.remaining_ms = 60'000, .num_tokens = kTokens, .integrity = fuzz::integrity_of(input), .payload = {},
+  Grant grant{.remaining_ms = 60'000,
+              .num_tokens = kTokens,
+              .integrity = fuzz::integrity_of(input),
+              .payload = {},
               .blocks = {{0, 1}}};
   const std::uint8_t spoiled = input.byte();
   if (spoiled >= 208) grant.blocks.front()[spoiled % 2] = static_cast<std::int32_t>(input.edgy32(8));
@@ -192,7 +195,8 @@ void say(Target& target, fuzz::Input& input, Kind kind) {
     write_push(frame, input.byte() < 240 ? kReserved : kPulled,
                {.offer = attempt.handoff, .num_tokens = input.byte() < 240 ? kTokens : input.edgy(3)});
   } else if (kind == Kind::ready) {
-    Ready ready{.layers = {{.first = 0, .end = 1}}, .first_token = input.edgy(1), .end_token = input.edgy(2), .blocks = {}};
+    Ready ready{
+        .layers = {{.first = 0, .end = 1}}, .first_token = input.edgy(1), .end_token = input.edgy(2), .blocks = {}};
     if (input.flag()) ready.blocks = {{0, 1}};
     if (input.byte() >= 240) ready.layers.front().end = input.edgy32(2);
     write_ready(frame, attempt, ready);
@@ -209,7 +213,7 @@ void say(Target& target, fuzz::Input& input, Kind kind) {
 }
 
 void step(Target& target, fuzz::Input& input) {
-  constexpr std::array kKinds{Kind::grant, Kind::grant, Kind::sums,  Kind::sums,   Kind::valid, Kind::valid,
+  constexpr std::array kKinds{Kind::grant, Kind::grant, Kind::sums,  Kind::sums,  Kind::valid,  Kind::valid,
                               Kind::push,  Kind::push,  Kind::ready, Kind::ready, Kind::commit, Kind::refuse};
   const std::uint8_t what = input.byte();
   if (what < 160) {

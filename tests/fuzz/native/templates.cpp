@@ -86,7 +86,8 @@ Draft draft_of(fuzz::Input& input) {
 void check_inside(std::uint32_t region, std::span<const std::uint64_t> sizes, std::uint64_t offset,
                   const StridedCopy& copy, std::uint64_t inner_stride, std::uint64_t outer_stride) {
   HOLDS(region < sizes.size());
-  const wide end = wide{offset} + wide{copy.inner - 1} * inner_stride + wide{copy.outer - 1} * outer_stride + copy.run_bytes;
+  const wide end =
+      wide{offset} + wide{copy.inner - 1} * inner_stride + wide{copy.outer - 1} * outer_stride + copy.run_bytes;
   HOLDS(end <= sizes[region]);
 }
 
@@ -134,12 +135,14 @@ void check_packed(const Plan& plan, std::uint64_t begin, std::uint64_t end, cons
 
 void check_cells(const std::shared_ptr<const Plan>& plan, Sides side) {
   const SumCells cells(plan, side);
-  const auto sizes = side == Sides::source ? plan->geometry().source_region_bytes() : plan->geometry().target_region_bytes();
+  const auto sizes =
+      side == Sides::source ? plan->geometry().source_region_bytes() : plan->geometry().target_region_bytes();
   std::uint64_t rows = 0;
   cells.visit({0, std::min(plan->total_bytes(), kMostBytes)}, [&](const SumCells::Row& row) {
     const Side& where = side == Sides::source ? row.op->source : row.op->target;
-    const wide end = wide{row.offset} + wide{row.tokens - 1} * where.token_stride + wide{row.op->heads - 1} * where.head_stride +
-                     wide{row.op->dims - 1} * where.dim_stride + row.op->element_bytes;
+    const wide end = wide{row.offset} + wide{row.tokens - 1} * where.token_stride +
+                     wide{row.op->heads - 1} * where.head_stride + wide{row.op->dims - 1} * where.dim_stride +
+                     row.op->element_bytes;
     HOLDS(row.tokens != 0 && end <= sizes[where.region]);
     HOLDS(row.first_cell + row.op->heads <= cells.count());
     ++rows;
@@ -159,7 +162,8 @@ void check_plan(const std::shared_ptr<const Plan>& plan, fuzz::Input& input, std
   parts.insert(parts.end(), rest.begin(), rest.end());
   HOLDS(parts == whole);
   check_packed(*plan, begin, end, whole);
-  for (const auto& range : plan->describe({begin, end})) HOLDS(range.first_token < range.end_token && range.first_head < range.end_head);
+  for (const auto& range : plan->describe({begin, end}))
+    HOLDS(range.first_token < range.end_token && range.first_head < range.end_head);
   const ByteRange missing{cut, end};
   HOLDS(plan->valid_prefix_tokens({&missing, 1}, tokens) <= tokens);
   if (total > (std::uint64_t{1} << 20U)) return;

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+
 from fuzz.draws import Draws
 from fuzz.samples import EPOCH, SECRET, layout, plain_layout
-
 from kvlink.errors import KvlinkError
 from kvlink.fallback_wire import Claim, Conversation, Grant, Refusal, digest_of
 

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 from fuzz.draws import Draws
 from fuzz.scripted_socket import ScriptedSocket
-
 from kvlink import wire
 from kvlink.errors import PeerLost, ProtocolError
 from kvlink.handoff.deadline import Deadline

@@ -1,7 +1,7 @@
 """A handshake with a peer that knows the secret, seals its frames as it should, and says in them what it likes.
 
-On the acceptor's side it introduces itself to read, or to ask; on the dialer's it is the source. Whatever it says, the
-connection ends in an error of kvlink's, or the native core gets a template that both layouts have passed the checks for.
+On the acceptor's side it introduces itself to read, or to ask; on the dialer's it is the source. Whatever it says,
+the connection ends in an error of kvlink's, or the native core gets a template of layouts that have been checked.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
+
 from fuzz.draws import Draws
 from fuzz.samples import EPOCH, SECRET, as_plain, introduction, layout, plain_layout
 from fuzz.scripted_socket import Peer, ScriptedSocket
-
 from kvlink import wire
 from kvlink.config import Limits
 from kvlink.errors import KvlinkError

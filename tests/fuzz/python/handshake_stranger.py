@@ -8,12 +8,21 @@ from __future__ import annotations
 from typing import Any, cast
 
 import msgspec
+
 from fuzz.draws import Draws
 from fuzz.samples import SECRET, as_plain
 from fuzz.scripted_socket import ScriptedSocket
-
 from kvlink import wire
-from kvlink.errors import AuthenticationFailed, Busy, Closed, KvlinkError, NotReady, PeerLost, ProtocolError, VersionMismatch
+from kvlink.errors import (
+    AuthenticationFailed,
+    Busy,
+    Closed,
+    KvlinkError,
+    NotReady,
+    PeerLost,
+    ProtocolError,
+    VersionMismatch,
+)
 from kvlink.handoff import handshake
 from kvlink.handoff.deadline import Deadline
 from kvlink.handoff.framed_socket import FramedSocket

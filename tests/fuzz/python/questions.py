@@ -1,7 +1,7 @@
 """What peers ask and answer once they have proved the secret, and what stands in a directory.
 
-Announcements under a key, a scheduler's questions to a decode worker, a worker's entry, endpoints and addresses. Each is
-what its type says, or refused with the error that its reader expects.
+Announcements under a key, a scheduler's questions to a decode worker, a worker's entry, addresses. Each is what its
+type says, or refused with the error that its reader expects.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any, cast
 
 import msgspec
+
 from fuzz.draws import Draws
 from fuzz.samples import EPOCH, as_plain, reservation, worker_entry
-
 from kvlink import wire
 from kvlink.config import Limits
 from kvlink.directory.etcd import parse_entry

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+
 from fuzz.draws import Draws
 from fuzz.samples import descriptor, reservation, ticket
-
 from kvlink.errors import InvalidArgument, TicketInvalid
 from kvlink.handoff import reservation as of_reservations
 from kvlink.handoff import ticket as of_tickets
