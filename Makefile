@@ -22,7 +22,7 @@ SOAK_TESTS := tests/property tests/lifetime tests/errors/test_stopped_peer.py te
   tests/integration/test_fleet_under_change.py \
   tests/errors/test_cables.py tests/integration/test_shaped_links.py
 
-.PHONY: install demo test soak lint bench peers format states model-check stub clean
+.PHONY: install demo test soak lint tidy fuzz bench peers format states model-check stub clean
 
 install: $(VENV)/.native $(VENV)/.test-programs
 
@@ -81,6 +81,34 @@ lint: install
 	$(BIN)/mypy
 	@echo clang-format: $(words $(CXX_FILES)) files
 	@$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+
+# Mistakes in C++ that a compiler does not see: .clang-tidy names the checks. TIDY_FILES=... looks at some files only.
+CLANG_TIDY ?= clang-tidy
+TIDY_FILES ?= $(sort $(shell find csrc -name '*.cpp'))
+
+tidy: install
+	@echo clang-tidy: $(words $(TIDY_FILES)) files
+	@printf '%s\n' $(TIDY_FILES) | xargs -P $$(nproc) -I{} $(CLANG_TIDY) --quiet {} -- -std=c++20 -pthread -Icsrc \
+	  -isystem $(KVLINK_UCX_INCLUDE)
+
+# Every target for so long, some at a time, or until it has had FUZZ_RUNS inputs: docs/fuzzing.md. ARGS names targets.
+FUZZ_SECONDS ?= 600
+FUZZ_RUNS ?= -1
+FUZZ_AT_ONCE ?= 2
+
+fuzz: install $(VENV)/.fuzz
+	@PYTHONPATH=tests:. $(BIN)/python -m fuzz.run --seconds $(FUZZ_SECONDS) --runs $(FUZZ_RUNS) --at-once $(FUZZ_AT_ONCE) $(ARGS)
+
+$(VENV)/.fuzz: pyproject.toml
+	$(PIP) $$($(BIN)/python -c "$$FUZZ_REQUIREMENTS")
+	touch $@
+
+define FUZZ_REQUIREMENTS
+from setuptools.compat.py310 import tomllib
+extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]
+print(*(name.replace(" ", "") for name in extras["fuzz"]))
+endef
+export FUZZ_REQUIREMENTS
 
 format: install
 	$(BIN)/ruff format $(PY_FILES)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from etcd3gw.client import Etcd3Client
     from etcd3gw.lease import Lease
 
-__all__ = ["EtcdDirectory"]
+__all__ = ["EtcdDirectory", "parse_entry"]
 
 _log = logging.getLogger("kvlink")
 
@@ -209,7 +209,7 @@ class _Reader:
     def _put(self, pair: dict[str, str]) -> None:
         key = pair["key"]
         try:
-            self._found[key] = int(pair["create_revision"]), _entry_in(base64.b64decode(pair.get("value", "")))
+            self._found[key] = int(pair["create_revision"]), parse_entry(base64.b64decode(pair.get("value", "")))
         except ValueError as error:
             _log.warning("directory: what stands at %r is no decode worker: %s", base64.b64decode(key), error)
             self._found.pop(key, None)
@@ -224,10 +224,20 @@ class _Reader:
         self.watchers.tell(Listing(workers=MappingProxyType(workers), stale=stale))
 
 
-def _entry_in(value: bytes) -> WorkerEntry:
+def parse_entry(value: bytes) -> WorkerEntry:
+    """Return the worker that somebody has listed with `value`.
+
+    Raises
+    ------
+    ValueError
+        If it is anything else.
+    """
     if len(value) > _MOST_ENTRY_BYTES:
         raise ValueError(f"it has {len(value)} bytes")
-    return msgspec.json.decode(value, type=WorkerEntry)
+    try:
+        return msgspec.json.decode(value, type=WorkerEntry)
+    except RecursionError as error:  # values inside values inside a field that is skipped
+        raise ValueError(str(error)) from None
 
 
 def _lines_until_timeout(stream: Any) -> Iterator[bytes]:

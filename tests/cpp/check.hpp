@@ -12,13 +12,22 @@
 
 namespace kvlink::test {
 
+/// A fuzzer keeps the input only of a program that aborts; a test needs no core file.
+[[noreturn]] inline void give_up() {
+#ifdef KVLINK_FUZZ
+  std::abort();
+#else
+  std::_Exit(1);
+#endif
+}
+
 /// Ends the program at the first thing that is not as it should be.
 #define CHECK(condition)                                                                 \
   do {                                                                                   \
     if (!(condition)) {                                                                  \
       std::fprintf(stderr, "%s:%d: CHECK(%s) failed\n", __FILE__, __LINE__, #condition); \
       std::fflush(stderr);                                                               \
-      std::_Exit(1);                                                                     \
+      ::kvlink::test::give_up();                                                         \
     }                                                                                    \
   } while (false)
 
@@ -31,7 +40,7 @@ inline Code code_thrown_by(const std::function<void()>& call) {
     return error.code();
   }
   std::fprintf(stderr, "an Error was expected\n");
-  std::_Exit(1);
+  give_up();
 }
 
 using Tests = std::vector<std::pair<std::string, std::function<void()>>>;

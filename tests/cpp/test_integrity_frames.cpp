@@ -1,10 +1,16 @@
-// The control messages of integrity: what was written is read again, and what no peer of ours writes is refused.
+// The control messages of integrity, and what sums are of: what was written is read again, and what no peer of ours
+// writes is refused, or costs nothing.
+#include <sys/resource.h>
+
 #include <array>
 #include <cstdint>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "check.hpp"
 #include "kvlink/handoff/messages.hpp"
+#include "kvlink/plan/sum_cells.hpp"
 
 namespace {
 
@@ -68,6 +74,30 @@ void sums_say_where_they_begin_and_are_never_empty() {
   for (std::size_t length = 0; length <= 8; ++length) CHECK(!parse_sums(body.first(length)));
 }
 
+/// A layout may have as many heads as bytes are counted, of something that no request takes.
+void heads_of_which_nothing_is_taken_cost_nothing_to_describe() {
+  plan::Op op;
+  op.heads = 1U << 30U;
+  op.source = {
+      .region = 0, .offset = 0, .block_stride = 1U << 30U, .token_stride = 1, .head_stride = 1, .dim_stride = 1};
+  op.target = op.source;
+  plan::GroupGeometry group;
+  group.source_block_tokens = group.target_block_tokens = 1;
+  group.source_num_blocks = group.target_num_blocks = 1;
+  const std::vector<std::uint64_t> sizes{std::uint64_t{1} << 30U};
+  const auto geometry = std::make_shared<const plan::Template>(std::vector{op}, std::vector{group},
+                                                               std::vector<std::string>{"layer"}, sizes, sizes);
+  const plan::SumCells cells(std::make_shared<const plan::Plan>(geometry, std::vector<std::vector<plan::BlockPair>>(1)),
+                             plan::Sides::target);
+  const rlimit little{.rlim_cur = std::uint64_t{2} << 30U, .rlim_max = RLIM_INFINITY};
+  rlimit before{};
+  CHECK(::getrlimit(RLIMIT_AS, &before) == 0);
+  // A sanitizer maps terabytes, and then only the time tells.
+  if (before.rlim_cur == RLIM_INFINITY) (void)::setrlimit(RLIMIT_AS, &little);
+  CHECK(cells.describe([](std::uint64_t) { return true; }).empty());
+  (void)::setrlimit(RLIMIT_AS, &before);
+}
+
 }  // namespace
 
 int main() {
@@ -76,5 +106,7 @@ int main() {
       {"a_checksum_that_is_none_is_refused", a_checksum_that_is_none_is_refused},
       {"pieces_are_those_of_fetch", pieces_are_those_of_fetch},
       {"sums_say_where_they_begin_and_are_never_empty", sums_say_where_they_begin_and_are_never_empty},
+      {"heads_of_which_nothing_is_taken_cost_nothing_to_describe",
+       heads_of_which_nothing_is_taken_cost_nothing_to_describe},
   });
 }

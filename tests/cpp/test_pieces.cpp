@@ -190,6 +190,7 @@ void what_is_no_piece_of_the_request_is_not_inside() {
   const Piece state{.layers = std::vector<bool>(2, true), .first_token = 0, .end_token = 0};
   CHECK(!none.complete());  // Of no tokens, but maybe of state.
   CHECK(none.is_inside(state));
+  CHECK(!none.is_inside({.layers = state.layers, .first_token = 1, .end_token = 0}));
   none.add(state);
   CHECK(none.complete());
 }

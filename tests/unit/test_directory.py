@@ -8,6 +8,7 @@ import pytest
 from kvlink import errors
 from kvlink.directory import EtcdDirectory, Listing, StaticDirectory, WorkerEntry
 from kvlink.directory.endpoints import Backoff, Certificates, EtcdConnection, EtcdFailed, parse_endpoints
+from kvlink.directory.etcd import parse_entry
 
 
 def entry(number: int, *, free: int = 8, **fields: object) -> WorkerEntry:
@@ -72,6 +73,13 @@ def test_an_entry_from_anywhere_is_checked_before_it_is_believed(change: dict[st
     assert msgspec.json.decode(msgspec.json.encode(fields), type=WorkerEntry) == entry(1)
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(msgspec.json.encode({**fields, **change}), type=WorkerEntry)
+
+
+def test_an_entry_whose_unknown_field_is_nested_too_deep_is_refused_as_others_are() -> None:
+    listed = msgspec.json.encode(entry(1))
+    assert parse_entry(listed) == entry(1)
+    with pytest.raises(ValueError, match="recursion"):
+        parse_entry(listed[:-1] + b',"new":' + b"[" * 5000 + b"]" * 5000 + b"}")
 
 
 def test_endpoints_are_read_as_people_write_them() -> None:

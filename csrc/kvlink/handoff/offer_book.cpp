@@ -89,7 +89,7 @@ OfferBook::Grant* OfferBook::nearest(Offer& offer, const News& news) {
   return near;
 }
 
-void OfferBook::on_message(On event, News news) {
+void OfferBook::on_message(On event, const News& news) {
   const auto found = find(news.attempt.handoff);
   Offer* const offer = found == offers_.end() ? nullptr : &found->second;
   Grant* const grant = offer == nullptr ? nullptr : nearest(*offer, news);

@@ -167,7 +167,7 @@ class OfferBook {
   void settle(Offer& offer, std::optional<Failure> failure);
 
   /// A message about a grant: of the offer that it names, the grant that it names, else any that lives.
-  void on_message(On event, News news);
+  void on_message(On event, const News& news);
   [[nodiscard]] static Grant* nearest(Offer& offer, const News& news);
   [[nodiscard]] Offers::iterator find(const HandoffId& id);
   [[nodiscard]] bool unseen(const HandoffId& id) const {

@@ -14,7 +14,8 @@ Coverage::Coverage(std::size_t layers, std::uint64_t num_tokens)
     : num_tokens_(num_tokens), missing_(layers * (num_tokens + 1)), there_(layers) {}
 
 bool Coverage::is_inside(const Piece& piece) const noexcept {
-  const bool some = piece.first_token < piece.end_token || (num_tokens_ == 0 && piece.end_token == 0);
+  const bool some =
+      piece.first_token < piece.end_token || (num_tokens_ == 0 && piece.first_token == 0 && piece.end_token == 0);
   return some && piece.end_token <= num_tokens_ && piece.layers.size() == there_.size();
 }
 

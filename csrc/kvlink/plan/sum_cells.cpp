@@ -63,6 +63,7 @@ void SumCells::describe_op(std::size_t op_index, const std::function<bool(std::u
                            std::vector<FailedRange>& ranges) const {
   const Op& op = plan_->geometry().ops()[op_index];
   const Group& group = groups_[op.group];
+  if (plan_->pairs(op.group).empty()) return;  // A peer's layout says how many heads there are, and may say anything.
   std::vector<std::vector<Tokens>> by_head(op.heads);
   std::uint64_t cell = cell_begin_[op_index];
   for (const BlockPair& pair : plan_->pairs(op.group)) {

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -139,8 +140,14 @@ template <Dtype kFrom, Dtype kTo>
   return i;
 }
 
+/// Not every compiler's `__builtin_cpu_supports` knows this one.
+[[nodiscard]] bool has_f16c() noexcept {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+
 [[nodiscard]] bool has_eights() noexcept {
-  static const bool supported = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("f16c") != 0;
+  static const bool supported = __builtin_cpu_supports("avx2") != 0 && has_f16c();
   return supported;
 }
 
