@@ -22,7 +22,7 @@ SOAK_TESTS := tests/property tests/lifetime tests/errors/test_stopped_peer.py te
   tests/integration/test_fleet_under_change.py \
   tests/errors/test_cables.py tests/integration/test_shaped_links.py
 
-.PHONY: install demo test soak lint bench peers format states model-check stub clean
+.PHONY: install demo test soak soak-tests soak-mixed soak-short lint bench peers format states model-check stub clean
 
 install: $(VENV)/.native $(VENV)/.test-programs
 
@@ -68,12 +68,25 @@ TESTS_AT_ONCE ?= $(shell n=$$(nproc); echo $$((n < 2 ? n + 2 : 4)))
 test: install
 	$(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist worksteal $(ARGS)
 
-# SEED=... runs an earlier one again.
-soak: install
+# Both parts: what tests have a long form of, then an hour of mixed load. SEED=... runs an earlier one again.
+SOAK_OUT ?= build/soak
+MIXED_SOAK = PYTHONPATH=tests $(BIN)/python -m soak --out $(SOAK_OUT) $(if $(SEED),--seed $(SEED))
+
+soak: soak-tests soak-mixed
+
+soak-tests: install
 	@seed=$${SEED:-$$(od -An -N3 -tu4 /dev/urandom | tr -d ' ')}; echo "soak: SEED=$$seed"; \
 	if KVLINK_SOAK=1 KVLINK_PROPERTY_SEED=$$seed KVLINK_GEOMETRY_CASES=$(GEOMETRY_CASES) KVLINK_REUSE_ROUNDS=500 \
 	  $(BIN)/python -m pytest -s $(SOAK_TESTS) $(ARGS); \
 	then echo "soak: passed, SEED=$$seed"; else echo "soak: FAILED, run again with SEED=$$seed"; exit 1; fi
+
+# Processes that are killed, stopped, cut off and restarted under load; build/soak/report.md and .json tell. SOAK_SECONDS
+# says how long, ARGS="--plant 'lost block'" what it has to find.
+soak-mixed: install
+	@$(MIXED_SOAK) --seconds $(or $(SOAK_SECONDS),3600) $(ARGS)
+
+soak-short: install
+	@$(MIXED_SOAK) --seconds $(or $(SOAK_SECONDS),300) $(ARGS)
 
 lint: install
 	$(BIN)/ruff check $(PY_FILES)

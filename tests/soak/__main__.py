@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import secrets
 import sys
@@ -21,6 +22,8 @@ def main() -> int:
     parser.add_argument("--plant", default="", help="what the soak has to find, such as 'lost block'")
     parser.add_argument("--one-host", action="store_true", help="leave the two hosts with a cable out")
     given = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("soak").setLevel(logging.INFO)
     print(f"mixed soak: {given.seconds:g} s, SEED={given.seed}", flush=True)
     result = run_soak(
         seconds=given.seconds,

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from soak.deals import Deal, Ended, Worked
 
+_RARE = {"ProtocolError", "OutOfMemory"}
+
 
 @dataclass
 class _Open:
@@ -30,6 +32,8 @@ class Books:
         self.disturbed: Counter[str] = Counter()
         self.handoffs = self.quiet_points = self.checked_bytes = self.full = self.most_live = 0
         self.latest_s = self.latest_release_s = 0.0
+        self.rare: list[str] = []  # every message of what hardly ever happens
+        self.examples: dict[str, str] = {}  # the first message of each error on each side
         self._succeeded: set[int] = set()
 
     def expect(self, deal: Deal, role: str, member: str) -> None:
@@ -79,6 +83,10 @@ class Books:
         found.waiting.remove(side)
         found.ended[side] = ended
         self.outcomes[ended.role, ended.error or "success"] += 1
+        if ended.error is not None:
+            self.examples.setdefault(f"{ended.role}: {ended.error}", ended.message)
+        if ended.error in _RARE:
+            self.rare.append(f"{member}, deal {ended.number}, {ended.role}: {ended.error}: {ended.message}")
         if ended.cancelled_in:
             self.cancelled_in[ended.cancelled_in] += 1
         if ended.role in ("pull", "slot") and ended.error is None:

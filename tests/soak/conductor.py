@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import defaultdict
@@ -9,12 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from helpers.two_hosts import Network
-from kvlink.testing import WorkerFailed
 from soak.books import Books
 from soak.deals import Deal, Ticketed
 from soak.draws import Disturbance, draw_tick, roll_call
 from soak.towns import Resident, residents
 
+_log = logging.getLogger("soak")
 SECRETS = (["one"], ["one", "two"], ["two", "one"], ["two"], ["two", "one"], ["one", "two"])
 #: A member answers after its work; one that does not has hung.
 _ANSWER_S = 60.0
@@ -35,6 +36,7 @@ class Conductor:
         self._shelf: dict[int, list[Ticketed]] = defaultdict(list)
         self._cables_out: dict[str, int] = {}
         self.tick = 0
+        self._began = time.monotonic()
 
     def run(self, seconds: float) -> None:
         """Start all members, go on for so long, and end them; the books tell the rest.
@@ -123,6 +125,9 @@ class Conductor:
     def _work(self, present: list[Resident], work_s: float, disturbance: Disturbance | None) -> None:
         whom = self._by_name[disturbance.whom] if disturbance is not None else None
         kind = disturbance.kind if disturbance is not None else ""
+        if kind in ("kill", "suspend"):
+            # UCX takes no interface without a carrier, and looks at them only when a node starts its life.
+            self._put_cable(whom)
         if whom is not None and whom in present and kind in ("suspend", "drop"):
             arguments = (0.02,) if kind == "suspend" else (disturbance.other,)
             whom.call("suspend_and_resume" if kind == "suspend" else "drop_peer", *arguments)
@@ -157,13 +162,16 @@ class Conductor:
         """Let members that were stopped go on, and put cables back, if it is time for that."""
         for name, until in list(self._cables_out.items()):
             if all_of_them or self.tick >= until:
-                self._network.put_cable(self._by_name[name].host)
-                del self._cables_out[name]
+                self._put_cable(self._by_name[name])
         for member in self.members:
             if member.stopped_until is not None and (all_of_them or self.tick >= member.stopped_until):
                 member.worker.resume()
                 member.stopped_until = None
                 self.books.add(member.name, member.worker.result(timeout_s=_ANSWER_S))
+
+    def _put_cable(self, member: Resident) -> None:
+        if self._cables_out.pop(member.name, None) is not None:
+            self._network.put_cable(member.host)
 
     def _quiet(self) -> None:
         """Let everything end, compare all counts, hand over once between all, and look at what each process uses."""
@@ -182,6 +190,11 @@ class Conductor:
         for member, used in zip(self.members, self._settle(), strict=True):
             member.usages.append(used)
         self.books.quiet_points += 1
+        done, disturbed = self.books, dict(self.books.disturbed)
+        _log.info(
+            "%d s, tick %d: %d handoffs, %d arrived, %s",
+            *(time.monotonic() - self._began, self.tick, done.handoffs, sum(done.lanes.values()), disturbed),
+        )
         self.books.check_nothing_open()
 
     def _settle(self) -> list[dict[str, int]]:
@@ -221,5 +234,3 @@ def _with_room(calls: Sequence[Deal]) -> list[list[Deal]]:
 def _pause(seconds: float) -> None:
     threading.Event().wait(seconds)
 
-
-__all__ = ["Conductor", "WorkerFailed"]

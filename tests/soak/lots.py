@@ -98,7 +98,7 @@ class Lot:
         try:
             getattr(self.handle, method)(**options)
         except kvlink.KvlinkError:
-            assert self.handle.error is not None, self.handle  # it has ended meanwhile
+            assert self.handle.error is not None or self.cancelled_in, self.handle  # it has ended, or is about to
             self.steps = []
 
 

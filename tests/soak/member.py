@@ -167,13 +167,13 @@ class Member:
             For a wrong byte, a handoff that hangs, or anything else that must never be.
         """
         until = time.monotonic() + seconds
-        self._check()
         while True:
             now = time.monotonic()
             self._look(now, drops_kept=until_idle)
             if now >= until or (until_idle and not self._lots):
                 break
-            select.select([self._node.fileno()], [], [], 0.0005)
+            is_watched = any(lot.steps or (lot.cancels and not lot.cancelled_in) for lot in self._lots)
+            select.select([self._node.fileno()], [], [], min(until - now, 0.0005 if is_watched else 0.02))
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._node.fileno())
         self._check()
@@ -191,7 +191,7 @@ class Member:
         counted = self._node.counters()
         begun = sum(counted[kind] for kind in ("offers", "pulls", "reservations", "pushes"))
         assert counted["succeeded"] + counted["failed"] == begun == self._started, (self._started, counted)
-        assert not counted["protocol_errors"], counted
+        assert not counted["protocol_errors"], f"{self._node.name}: {counted}"
         self._memory.fill(range(self._memory.shape.blocks), self._new_tags(self._memory.shape.tokens))
         return worked, usage()
 
@@ -267,6 +267,7 @@ class Member:
         except errors.OutOfMemory:
             self._worked.full += 1
             return None
+        self._check(fresh)
         self._refill(fresh)
         for block in fresh:
             self._owners.pop(block, None)
@@ -415,10 +416,11 @@ class Member:
             if not lot.freed or self._owners.get(block) is lot
         }
 
-    def _check(self) -> None:
-        """Compare every byte that nobody may be writing with what stands there by right."""
+    def _check(self, blocks: Sequence[int] | None = None) -> None:
+        """Compare every byte, or every one of some blocks, that nobody may be writing with what is there by right."""
         written = self._written()
-        blocks = [block for block in range(self._memory.shape.blocks) if block not in written]
+        every = range(self._memory.shape.blocks) if blocks is None else blocks
+        blocks = [block for block in every if block not in written]
         wrong = self._memory.wrong_words(blocks)
         self._worked.checked_bytes += 4 * self._memory.words_a_block * len(blocks)
         assert not wrong, f"{self._node.name}: somebody wrote {wrong} words: {self._memory.tell_wrong(blocks)}"

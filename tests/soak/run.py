@@ -116,6 +116,8 @@ def _facts(conductor: Conductor, why_not: str) -> dict[str, Any]:
         "peak RSS, bytes": {
             member.name: max(used["resident"] for used in member.usages) for member in conductor.members if member.usages
         },
+        "an example of each error": books.examples,
+        "every rare error": {str(number): message for number, message in enumerate(books.rare[-100:])},
         "machine": {"cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1)},
     }
 
