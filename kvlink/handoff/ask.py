@@ -157,7 +157,19 @@ class Asker:
                 return
         session.link.close()
 
+    def _let_go(self) -> None:
+        """Close what cannot be used any more: nobody comes again for connections to a life that has ended."""
+        with self._lock:
+            dead = {peer: [one for one in kept if not one.is_usable()] for peer, kept in self._idle.items()}
+            self._idle = {
+                peer: left for peer, kept in self._idle.items() if (left := [one for one in kept if one not in dead[peer]])
+            }
+        for sessions in dead.values():
+            for session in sessions:
+                session.link.close()
+
     def _connect(self, peer: _Peer, deadline: Deadline) -> _Session:
+        self._let_go()
         address, epoch = peer
         try:
             place = split_address(address)

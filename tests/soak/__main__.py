@@ -20,6 +20,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("build/soak"))
     parser.add_argument("--quiet-ticks", type=int, default=300, help="ticks of load between two quiet points")
     parser.add_argument("--plant", default="", help="what the soak has to find, such as 'lost block'")
+    parser.add_argument("--only", default="", help="the members that take part, by name: all by default")
     parser.add_argument("--one-host", action="store_true", help="leave the two hosts with a cable out")
     given = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
@@ -31,6 +32,7 @@ def main() -> int:
         quiet_ticks=given.quiet_ticks,
         plant=given.plant,
         two_hosts=not given.one_host,
+        only=tuple(given.only.split(",")) if given.only else (),
     )
     path = result.write(given.out)
     print(path.read_text())

@@ -26,10 +26,12 @@ _AT_ONCE = 3
 class Conductor:
     """One run, from the first process to the last."""
 
-    def __init__(self, *, seed: int, network: Network | None, quiet_ticks: int, plant: str = "") -> None:
+    def __init__(
+        self, *, seed: int, network: Network | None, quiet_ticks: int, plant: str = "", only: Sequence[str] = ()
+    ) -> None:
         self.seed, self.quiet_ticks, self._plant = seed, quiet_ticks, plant
         self.books = Books()
-        self.members = residents(network)
+        self.members = [member for member in residents(network) if not only or member.name in only]
         self._network = network
         self._by_name = {member.name: member for member in self.members}
         self._births = self._deals = self._turns = 0
@@ -61,6 +63,11 @@ class Conductor:
             assert member.worker is not None
             code = member.worker.close()
             assert code == 0, f"{member.name} ended with {code}: {member.worker.stderr()}"
+
+    def stderr(self) -> str:
+        """What members have written to their standard error."""
+        told = {member.name: member.worker.stderr().strip() for member in self.members if member.worker is not None}
+        return "".join(f"\n{name}: {text}" for name, text in told.items() if text)
 
     def end(self) -> None:
         """Kill whatever is left."""
@@ -187,7 +194,9 @@ class Conductor:
             self._take(self._give(some), set(self._by_name))
             self._settle()
         self.books.check_roll_call({deal.number for deal in calls}, pairs=len(calls))
-        for member, used in zip(self.members, self._settle(), strict=True):
+        self._settle()
+        asked = ((member, (self._neighbours(member), (member.usages[1:2] or [{}])[0])) for member in self.members)
+        for member, used in zip(self.members, self._each(asked)("usage_alone"), strict=True):
             member.usages.append(used)
         self.books.quiet_points += 1
         done, disturbed = self.books, dict(self.books.disturbed)
@@ -197,13 +206,13 @@ class Conductor:
         )
         self.books.check_nothing_open()
 
-    def _settle(self) -> list[dict[str, int]]:
-        usages = []
+    def _settle(self) -> None:
         settled = self._each((member, (_SETTLED_S,)) for member in self.members)("settle")
-        for member, (worked, used) in zip(self.members, settled, strict=True):
+        for member, worked in zip(self.members, settled, strict=True):
             self.books.add(member.name, worked)
-            usages.append(used)
-        return usages
+
+    def _neighbours(self, member: Resident) -> list[str]:
+        return [other.name for other in self.members if other.town == member.town and other is not member]
 
     def _each(self, calls: Iterable[tuple[Resident, tuple[Any, ...]]]) -> Callable[[str], list[Any]]:
         """Call a method of several members at the same time."""

@@ -13,6 +13,8 @@ from soak.towns import Resident
 LEAST_POINTS = 4
 #: What the allocators of C, Python and UCX may still take once warm, for each hour of load and to begin with.
 RESIDENT_SLACK = 8 << 20
+#: At most so many are kept to one peer and by one peer, and come and go.
+QUESTIONS_SLACK = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +55,10 @@ def judge(members: Sequence[Resident]) -> list[Flatness]:
             # The first point is a process in which nothing has ever happened.
             warm, end = points[1 : 1 + quarter], points[-quarter:]
             resident = what == "resident"
+            slack = {"resident": RESIDENT_SLACK, "connections for questions": QUESTIONS_SLACK}.get(what, 0)
             found.append(
                 Flatness(
-                    member=member.name, what=what, points=points, slack=RESIDENT_SLACK if resident else 0,
+                    member=member.name, what=what, points=points, slack=slack,
                     warm=int(median(warm)) if resident else max(warm), end=int(median(end)) if resident else min(end),
                 )  # fmt: skip
             )

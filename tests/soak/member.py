@@ -16,6 +16,7 @@ import numpy as np
 import kvlink
 from helpers import two_hosts
 from helpers.process_usage import usage
+from helpers.processes import wait_until
 from kvlink import commands, errors
 from kvlink.testing import FaultScript, inject_faults, remove_faults
 from soak.deals import Deal, Ended, Ticketed, Worked
@@ -29,6 +30,8 @@ MOST_UNRELEASED_S = 20.0
 #: Looks that are further apart tell of a process that was stopped, whose lateness is not its own.
 _STOPPED_S = 0.25
 _LEASE_CAP_S = 4.0
+_DROPPED_S = 10.0
+_SETTLES_S = 3.0
 #: A handoff that has begun under one script may end so much later.
 _EXPLAINED_S = 10.0
 #: What a node may say to something new at any time. That blocks are busy it must never say: the pool gave them out.
@@ -180,8 +183,8 @@ class Member:
         worked, self._worked = self._worked, Worked()
         return worked
 
-    def settle(self, most_s: float) -> tuple[Worked, dict[str, int]]:
-        """Let everything end, compare every count with what it must be, and tell what the process uses."""
+    def settle(self, most_s: float) -> Worked:
+        """Let everything end, and compare every count with what it must be."""
         worked = self.work(most_s, until_idle=True)
         assert not self._lots, f"live still after {most_s} s: {[(lot.deal.number, lot.role, lot.handle) for lot in self._lots]}"
         counts = self._pool.counts()
@@ -193,7 +196,32 @@ class Member:
         assert counted["succeeded"] + counted["failed"] == begun == self._started, (self._started, counted)
         assert not counted["protocol_errors"], f"{self._node.name}: {counted}"
         self._memory.fill(range(self._memory.shape.blocks), self._new_tags(self._memory.shape.tokens))
-        return worked, usage()
+        return worked
+
+    def usage_alone(self, neighbours: Sequence[str], before: dict[str, int]) -> dict[str, int]:
+        """Disconnect everybody, and tell what the process uses then; connections for questions stay, and count apart.
+
+        What UCX and a peer have to close takes a moment: it has one to come down to what it was `before`.
+        """
+        for name in neighbours:
+            self._node.drop_peer(name)
+        wait_until(lambda: not self._node.peers(), timeout_s=_DROPPED_S, what=lambda: f"peers left: {self._node.peers()}")
+        counted = ("descriptors", "mappings", "threads")
+        with contextlib.suppress(AssertionError):
+            wait_until(
+                lambda: all((now := self._usage())[what] <= before.get(what, now[what]) for what in counted),
+                timeout_s=_SETTLES_S,
+                what="as before",
+            )
+        return self._usage()
+
+    def _usage(self) -> dict[str, int]:
+        used, running = usage(), self._node._running
+        asking = sum(map(len, list(running.life.asker._idle.values())))
+        answering = len(running.answerer._sessions)
+        used["descriptors"] -= asking + answering
+        used["threads"] -= answering
+        return {**used, "connections for questions": asking + answering}
 
     def inject(self, script: FaultScript | None) -> None:
         """Stretch and disturb what is pulled from now on, or no more."""

@@ -62,16 +62,18 @@ class Result:
         return "\n".join(lines) + "\n"
 
 
-def run_soak(*, seconds: float, seed: int, quiet_ticks: int, plant: str = "", two_hosts: bool = True) -> Result:
-    """Run one, whatever comes of it; `plant` names what it has to find."""
+def run_soak(
+    *, seconds: float, seed: int, quiet_ticks: int, plant: str = "", two_hosts: bool = True, only: tuple[str, ...] = ()
+) -> Result:
+    """Run one, whatever comes of it; `plant` names what it has to find, `only` the members that take part."""
     began, problem = time.monotonic(), ""
     left_before = _files_left()
     with two_hosts_or_why_not(two_hosts) as (network, why_not):
-        conductor = Conductor(seed=seed, network=network, quiet_ticks=quiet_ticks, plant=plant)
+        conductor = Conductor(seed=seed, network=network, quiet_ticks=quiet_ticks, plant=plant, only=only)
         try:
             conductor.run(seconds)
         except (WorkerFailed, AssertionError, kvlink.KvlinkError) as error:
-            problem = f"tick {conductor.tick}: {type(error).__name__}: {error}"
+            problem = f"tick {conductor.tick}: {type(error).__name__}: {error}{conductor.stderr()}"
         finally:
             conductor.end()
     facts = _facts(conductor, why_not)
