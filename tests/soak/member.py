@@ -67,7 +67,7 @@ class Member:
         self._started = 0
         self._looked_at = self._back_at = time.monotonic()
         self._explained: dict[str, float] = {}
-        self._leaks = self._releases_early = False
+        self._leaks = self._loses = self._releases_early = self._is_scripted = False
         self._lost: list[Any] = []
         return self._node.address
 
@@ -225,6 +225,8 @@ class Member:
 
     def inject(self, script: FaultScript | None) -> None:
         """Stretch and disturb what is pulled from now on, or no more."""
+        if self._is_scripted:
+            return
         self._explain("DataCorrupted", script is not None and script.corrupt > 0)
         self._explain("ProtocolError", script is not None and script.duplicate > 0)
         if script is not None:
@@ -260,12 +262,15 @@ class Member:
             safe = [block for block in range(self._memory.shape.blocks) if block not in self._written()]
             self._memory.turn_a_bit(rng, int(rng.choice(safe)))
         elif what == "lost block":
-            self._lost.append(self._pool.allocate(1))
+            self._loses = True
         elif what == "flipped bit":
             self._explain("DataCorrupted", True)
-            inject_faults(self._node, FaultScript(seed=seed, corrupt=1.0))
+            self.inject(FaultScript(seed=seed, corrupt=1.0))
+            self._is_scripted = True
         elif what == "early release":
             self._releases_early = True
+            self.inject(FaultScript(seed=seed, like_rc=True, delay_ms=20, reorder=True, error_after_s=0.02))
+            self._is_scripted = True
         else:
             assert what == "leaked descriptors", what
             self._leaks = True
@@ -315,6 +320,8 @@ class Member:
             return
         lot.freed = True
         self._users.subtract(lot.blocks)
+        if self._loses and lot.blocks:
+            self._loses, self._users[lot.blocks[0]] = False, 1  # nobody has it, and nobody ever gives it back
         self._pool.free([block for block in lot.blocks if self._users[block] == 0])
 
     def _new_tags(self, count: int) -> np.ndarray:
