@@ -162,7 +162,9 @@ class Asker:
         with self._lock:
             dead = {peer: [one for one in kept if not one.is_usable()] for peer, kept in self._idle.items()}
             self._idle = {
-                peer: left for peer, kept in self._idle.items() if (left := [one for one in kept if one not in dead[peer]])
+                peer: left
+                for peer, kept in self._idle.items()
+                if (left := [one for one in kept if one not in dead[peer]])
             }
         for sessions in dead.values():
             for session in sessions:

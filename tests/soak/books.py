@@ -79,7 +79,8 @@ class Books:
 
     def _add_one(self, member: str, ended: Ended) -> None:
         found, side = self._open.get(ended.number), (ended.role, member)
-        assert found is not None and side in found.waiting, f"{member} tells a second end, or one of nothing: {ended}"
+        waited_for = found is not None and side in found.waiting
+        assert waited_for, f"{member} tells a second end, or one of nothing: {ended}"
         found.waiting.remove(side)
         found.ended[side] = ended
         self.outcomes[ended.role, ended.error or "success"] += 1
@@ -104,5 +105,7 @@ class Books:
         sources = [ended for (role, _), ended in found.ended.items() if role in ("offer", "push")]
         right = sum(ended.error is None for ended in targets)
         if sources and not found.had_killed and right == len(found.deal.targets):
-            assert sources[0].error is None, f"{right} readers have succeeded, and the source says {sources[0]}: {found.deal}"
+            assert sources[0].error is None, (
+                f"{right} readers have succeeded, and the source says {sources[0]}: {found.deal}"
+            )
             self._succeeded.add(number)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from helpers.two_hosts import Network
+
 from soak.books import Books
 from soak.deals import Deal, Ticketed
 from soak.draws import Disturbance, draw_tick, roll_call
@@ -85,7 +86,9 @@ class Conductor:
         self._deals += len(drawn.deals)
         present = [member for member in self.members if member.stopped_until is None]
         names = {member.name for member in present}
-        self._each((self._by_name[name], (script,)) for name, script in drawn.scripts.items() if name in names)("inject")
+        self._each((self._by_name[name], (script,)) for name, script in drawn.scripts.items() if name in names)(
+            "inject"
+        )
         if self._plant and self.tick == self.quiet_ticks // 2:
             for member in present:
                 member.call("plant", self._plant, self.seed)
@@ -242,4 +245,3 @@ def _with_room(calls: Sequence[Deal]) -> list[list[Deal]]:
 
 def _pause(seconds: float) -> None:
     threading.Event().wait(seconds)
-

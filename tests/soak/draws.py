@@ -13,8 +13,8 @@ from soak.towns import Resident, pairs
 
 #: States of handles, in which they are called off as soon as they are seen there.
 STATES = (
-    "connecting", "claiming", "waiting", "moving", "checking", "confirming", "offered", "granted", "reserved", "filling",
-    "submitted",
+    "connecting", "claiming", "waiting", "moving", "checking", "confirming", "offered", "granted", "reserved",
+    "filling", "submitted",
 )  # fmt: skip
 MOST_TOKENS = 40
 _STRETCH_S = 0.01
@@ -56,7 +56,10 @@ def draw_tick(seed: int, number: int, members: Sequence[Resident], *, first_deal
         member.name: _script(rng, checked="integrity" in member.options) for member in members if rng.random() < 0.3
     }
     return Tick(
-        deals=deals, scripts=scripts, disturbance=_disturbance(rng, members), work_s=float(rng.choice([0.002, 0.01, 0.03]))
+        deals=deals,
+        scripts=scripts,
+        disturbance=_disturbance(rng, members),
+        work_s=float(rng.choice([0.002, 0.01, 0.03])),
     )
 
 
@@ -64,21 +67,25 @@ def roll_call(members: Sequence[Resident], *, first_deal: int) -> list[Deal]:
     """One handoff from every source to every target, which nothing disturbs: each has to succeed."""
     return [
         Deal(
-            number=first_deal + index, source=source.name, targets=(target.name,), lane=None, num_tokens=9, skip_tokens=0,
-            pushed=index % 3 == 0, ttl_s=20.0, deadline_s=20.0, integrity=None, source_cancels=None, target_cancels=None,
-            shares_prefix=False, by_events=(False, False), frees_early=(False, False), late=0, kept_s=0.0, seed=index,
+            number=first_deal + index, source=source.name, targets=(target.name,), lane=None, num_tokens=9,
+            skip_tokens=0, pushed=index % 3 == 0, ttl_s=20.0, deadline_s=20.0, integrity=None, source_cancels=None,
+            target_cancels=None, shares_prefix=False, by_events=(False, False), frees_early=(False, False), late=0, kept_s=0.0, seed=index,
         )
         for index, (source, target) in enumerate(pairs(list(members)))
     ]  # fmt: skip
 
 
-def _deal(rng: np.random.Generator, number: int, source: Resident, target: Resident, members: Sequence[Resident]) -> Deal:
+def _deal(
+    rng: np.random.Generator, number: int, source: Resident, target: Resident, members: Sequence[Resident]
+) -> Deal:
     pushed = bool(rng.random() < 0.35)
     targets = [target.name]
     if not pushed and rng.random() < 0.2:  # two readers of one offer
         others = [other.name for giver, other in pairs(list(members)) if giver is source and other is not target]
         targets += [str(rng.choice(others))] if others else []
-    num_tokens = int(rng.choice([0, 1, int(rng.integers(1, 17)), int(rng.integers(1, MOST_TOKENS + 1))], p=[0.02, 0.08, 0.6, 0.3]))
+    num_tokens = int(
+        rng.choice([0, 1, int(rng.integers(1, 17)), int(rng.integers(1, MOST_TOKENS + 1))], p=[0.02, 0.08, 0.6, 0.3])
+    )
     skips = rng.random() < 0.2
     short = rng.random() < 0.15
     integrity = None if rng.random() < 0.8 else str(rng.choice(["crc32c", "xxh3"]))

@@ -58,8 +58,12 @@ def judge(members: Sequence[Resident]) -> list[Flatness]:
             slack = {"resident": RESIDENT_SLACK, "connections for questions": QUESTIONS_SLACK}.get(what, 0)
             found.append(
                 Flatness(
-                    member=member.name, what=what, points=points, slack=slack,
-                    warm=int(median(warm)) if resident else max(warm), end=int(median(end)) if resident else min(end),
+                    member=member.name,
+                    what=what,
+                    points=points,
+                    slack=slack,
+                    warm=int(median(warm)) if resident else max(warm),
+                    end=int(median(end)) if resident else min(end),
                 )  # fmt: skip
             )
     return found

@@ -14,10 +14,17 @@ from soak.deals import CancelPlan, Deal
 
 
 class Lot:
-    """What a member keeps of one handoff until its blocks are free again. A `kvlink.BlockPool` asks it for `released`."""
+    """What a member keeps of one handoff until its blocks are free again; a `kvlink.BlockPool` asks for ``released``."""
 
     def __init__(
-        self, deal: Deal, role: str, blocks: Sequence[int], *, cancels: CancelPlan | None, frees_early: bool, lasts_s: float
+        self,
+        deal: Deal,
+        role: str,
+        blocks: Sequence[int],
+        *,
+        cancels: CancelPlan | None,
+        frees_early: bool,
+        lasts_s: float,
     ) -> None:
         self.deal, self.role, self.blocks = deal, role, list(blocks)
         self.cancels, self.frees_early = cancels, frees_early
@@ -30,7 +37,7 @@ class Lot:
         self.outcome_at: float | None = None
         self.late_s = 0.0
         self.cancelled_in = ""
-        self.freed = False
+        self.freed = self.must_fail = False
         self.steps: list[tuple[str, dict[str, Any]]] = []
 
     @property
@@ -83,7 +90,9 @@ class Lot:
         if self.cancels is None or self.cancelled_in:
             return
         state = self.handle.state if self.handle is not None else "submitted"
-        if self.cancels.in_state == state or (self.cancels.after_s is not None and now >= self.began + self.cancels.after_s):
+        if self.cancels.in_state == state or (
+            self.cancels.after_s is not None and now >= self.began + self.cancels.after_s
+        ):
             self.cancelled_in = state
             if self.handle is not None:
                 self.handle.cancel()
@@ -98,11 +107,12 @@ class Lot:
         try:
             getattr(self.handle, method)(**options)
         except kvlink.KvlinkError:
-            assert self.handle.error is not None or self.cancelled_in, self.handle  # it has ended, or is about to
-            self.steps = []
+            self.steps, self.must_fail = [], True  # it has ended, or is about to
 
 
-def push_steps(deal: Deal, blocks: Sequence[int], layers: Sequence[str], given: int) -> list[tuple[str, dict[str, Any]]]:
+def push_steps(
+    deal: Deal, blocks: Sequence[int], layers: Sequence[str], given: int
+) -> list[tuple[str, dict[str, Any]]]:
     """What is said of a push one after another: blocks in two portions, some layers and tokens ready, the commit."""
     rng = np.random.default_rng(deal.seed)
     steps: list[tuple[str, dict[str, Any]]] = []

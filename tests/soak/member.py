@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-
-import kvlink
 from helpers import two_hosts
 from helpers.process_usage import usage
 from helpers.processes import wait_until
+
+import kvlink
 from kvlink import commands, errors
 from kvlink.testing import FaultScript, inject_faults, remove_faults
 from soak.deals import Deal, Ended, Ticketed, Worked
@@ -38,8 +38,8 @@ _EXPLAINED_S = 10.0
 _REFUSALS = (errors.NotReady, errors.Busy)
 #: What no disturbance of the soak explains, but a script on the target's own lanes may.
 _NEVER = {
-    "AuthenticationFailed", "BlocksBusy", "DataCorrupted", "InvalidArgument", "LayoutMismatch", "ProtocolError", "TicketInvalid",
-    "UnsupportedMemory", "VersionMismatch",
+    "AuthenticationFailed", "BlocksBusy", "DataCorrupted", "InvalidArgument", "LayoutMismatch", "ProtocolError",
+    "TicketInvalid", "UnsupportedMemory", "VersionMismatch",
 }  # fmt: skip
 _TAGS_A_BIRTH = 1 << 18
 
@@ -139,7 +139,7 @@ class Member:
         return True, ticket
 
     def push(self, orders: Sequence[Ticketed]) -> list[int]:
-        """Push what was filled before into what was reserved, if there is a ticket; returns the deals that have begun."""
+        """Push what was filled before into what was reserved, if there is a ticket; returns the deals that begin."""
         begun = []
         for order in orders:
             lot = self._given.pop(order.deal.number)
@@ -186,7 +186,9 @@ class Member:
     def settle(self, most_s: float) -> Worked:
         """Let everything end, and compare every count with what it must be."""
         worked = self.work(most_s, until_idle=True)
-        assert not self._lots, f"live still after {most_s} s: {[(lot.deal.number, lot.role, lot.handle) for lot in self._lots]}"
+        assert not self._lots, (
+            f"live still after {most_s} s: {[(lot.deal.number, lot.role, lot.handle) for lot in self._lots]}"
+        )
         counts = self._pool.counts()
         assert counts == (self._pool.num_blocks, 0, 0), f"blocks are lost: {self._pool}"
         holds = self._node.holds()
@@ -205,7 +207,9 @@ class Member:
         """
         for name in neighbours:
             self._node.drop_peer(name)
-        wait_until(lambda: not self._node.peers(), timeout_s=_DROPPED_S, what=lambda: f"peers left: {self._node.peers()}")
+        wait_until(
+            lambda: not self._node.peers(), timeout_s=_DROPPED_S, what=lambda: f"peers left: {self._node.peers()}"
+        )
         counted = ("descriptors", "mappings", "threads")
         with contextlib.suppress(AssertionError):
             wait_until(
@@ -355,7 +359,9 @@ class Member:
         if lot.outcome_at is None and lot.outcome is None:
             if now > lot.ends_at:
                 lot.late_s = now - max(lot.ends_at, self._back_at)
-                assert lot.late_s < MOST_LATE_S, f"deal {lot.deal.number}: no outcome {lot.late_s:.1f} s late: {lot.handle}"
+                assert lot.late_s < MOST_LATE_S, (
+                    f"deal {lot.deal.number}: no outcome {lot.late_s:.1f} s late: {lot.handle}"
+                )
             return
         if lot.outcome_at is None:
             lot.outcome_at = now
@@ -367,6 +373,7 @@ class Member:
 
     def _note_outcome(self, lot: Lot) -> None:
         error = lot.error
+        assert error is not None or not lot.must_fail, f"deal {lot.deal.number}: a push has succeeded that had failed"
         if error is None and lot.is_target:
             self._verify(lot)
         if error is not None:
@@ -465,4 +472,3 @@ def enter_host(*, namespace: str, boot_id: str | None) -> Member:
     """Move this process into a host, and return what obeys calls there."""
     two_hosts.enter(namespace=namespace, boot_id=boot_id)
     return Member()
-

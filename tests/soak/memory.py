@@ -60,7 +60,9 @@ class TokenMemory:
         self._views = [
             (
                 (layer, component),
-                _canonical(_part(tensors[names[layer % len(names)]], component), axes, {"layer": layer, "kv": component}),
+                _canonical(
+                    _part(tensors[names[layer % len(names)]], component), axes, {"layer": layer, "kv": component}
+                ),
             )
             for layer in range(len(LAYERS))
             for component in range(2)

@@ -58,7 +58,10 @@ class Result:
             else:
                 lines.append(f"- {title}: {_told(value)}")
         lines += ["", "| process, from the first to the last quiet point | warm | end | flat |", "|---|---|---|---|"]
-        lines += [f"| {found.member}, {found.what} | {found.warm:,} | {found.end:,} | {_yes(found)} |" for found in self.flatness]
+        lines += [
+            f"| {found.member}, {found.what} | {found.warm:,} | {found.end:,} | {_yes(found)} |"
+            for found in self.flatness
+        ]
         return "\n".join(lines) + "\n"
 
 
@@ -116,7 +119,9 @@ def _facts(conductor: Conductor, why_not: str) -> dict[str, Any]:
         "bytes by lane": dict(books.lane_bytes),
         "cancelled in state": dict(books.cancelled_in),
         "peak RSS, bytes": {
-            member.name: max(used["resident"] for used in member.usages) for member in conductor.members if member.usages
+            member.name: max(used["resident"] for used in member.usages)
+            for member in conductor.members
+            if member.usages
         },
         "an example of each error": books.examples,
         "every rare error": {str(number): message for number, message in enumerate(books.rare[-100:])},

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-
 from helpers.markers import ptrace_refusal
 from helpers.processes import spawn_worker
 from helpers.two_hosts import Host, Network, networked
+
 from kvlink.testing import Worker
 from soak.memory import Shape
 
@@ -86,8 +86,8 @@ def residents(network: Network | None) -> list[Resident]:
             shape=Shape(axes="layer kv block token head dim", block_tokens=4, memory="numpy", **half),
         ),
         Resident(
-            name="emil", town="host", lanes=one_host, options={"integrity": "xxh3"}, limits={"node_window_bytes": 1 << 18},
-            shape=Shape(axes="kv block head token dim"),
+            name="emil", town="host", lanes=one_host, options={"integrity": "xxh3"},
+            limits={"node_window_bytes": 1 << 18}, shape=Shape(axes="kv block head token dim"),
         ),
         Resident(
             name="fred", town="host", lanes=one_host,
@@ -110,7 +110,12 @@ def residents(network: Network | None) -> list[Resident]:
             listen = f"{host.ipv4}:{15_000 + number}"
             found.append(
                 Resident(
-                    name=name, town="two hosts", shape=shape, lanes=("staged", None), host=host, elder=number == 0,
+                    name=name,
+                    town="two hosts",
+                    shape=shape,
+                    lanes=("staged", None),
+                    host=host,
+                    elder=number == 0,
                     listen=listen,
                 )  # fmt: skip
             )
