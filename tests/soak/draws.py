@@ -69,7 +69,8 @@ def roll_call(members: Sequence[Resident], *, first_deal: int) -> list[Deal]:
         Deal(
             number=first_deal + index, source=source.name, targets=(target.name,), lane=None, num_tokens=9,
             skip_tokens=0, pushed=index % 3 == 0, ttl_s=20.0, deadline_s=20.0, integrity=None, source_cancels=None,
-            target_cancels=None, shares_prefix=False, by_events=(False, False), frees_early=(False, False), late=0, kept_s=0.0, seed=index,
+            target_cancels=None, shares_prefix=False, by_events=(False, False), frees_early=(False, False), late=0,
+            kept_s=0.0, seed=index,
         )
         for index, (source, target) in enumerate(pairs(list(members)))
     ]  # fmt: skip

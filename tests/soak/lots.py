@@ -14,7 +14,7 @@ from soak.deals import CancelPlan, Deal
 
 
 class Lot:
-    """What a member keeps of one handoff until its blocks are free again; a `kvlink.BlockPool` asks for ``released``."""
+    """What a member keeps of one handoff until its blocks are free again. Has what a `kvlink.BlockPool` asks for."""
 
     def __init__(
         self,
