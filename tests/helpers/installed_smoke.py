@@ -1,6 +1,6 @@
 """One real handoff over each of two lanes between two processes: run by the Python of an environment with kvlink in it.
 
-``python installed_smoke.py`` is the target and starts itself as the source. Uses what is installed, nothing of the tree.
+``python installed_smoke.py`` is the target and starts itself as the source. It uses what is installed, not the tree.
 """
 
 from __future__ import annotations
