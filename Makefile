@@ -22,7 +22,7 @@ SOAK_TESTS := tests/property tests/lifetime tests/errors/test_stopped_peer.py te
   tests/integration/test_fleet_under_change.py \
   tests/errors/test_cables.py tests/integration/test_shaped_links.py
 
-.PHONY: install demo test soak lint tidy fuzz bench peers format states model-check stub clean
+.PHONY: install demo test soak soak-tests soak-mixed soak-short dist lint tidy fuzz bench peers format states model-check stub clean
 
 install: $(VENV)/.native $(VENV)/.test-programs
 
@@ -50,10 +50,12 @@ $(VENV)/.test-programs: $(VENV)/.native tests/helpers/native_programs.py $(wildc
 
 # What pyproject.toml asks for, without building kvlink: so the compiler and the downloads can run at the same time.
 define REQUIREMENTS
+import sys
 from setuptools.compat.py310 import tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
 extras = project["optional-dependencies"]
-print(*(name.replace(" ", "") for name in project["dependencies"] + extras["demo"] + extras["test"] + extras["bench"]))
+wanted = sum((extras[name] for name in sys.argv[1:] or ("demo", "test", "bench")), [])
+print(*(name.replace(" ", "") for name in [*project["dependencies"], *wanted]))
 endef
 export REQUIREMENTS
 
@@ -68,12 +70,25 @@ TESTS_AT_ONCE ?= $(shell n=$$(nproc); echo $$((n < 2 ? n + 2 : 4)))
 test: install
 	$(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist worksteal $(ARGS)
 
-# SEED=... runs an earlier one again.
-soak: install
+# Both parts: what tests have a long form of, then an hour of mixed load. SEED=... runs an earlier one again.
+SOAK_OUT ?= build/soak
+MIXED_SOAK = PYTHONPATH=tests $(BIN)/python -m soak --out $(SOAK_OUT) $(if $(SEED),--seed $(SEED))
+
+soak: soak-tests soak-mixed
+
+soak-tests: install
 	@seed=$${SEED:-$$(od -An -N3 -tu4 /dev/urandom | tr -d ' ')}; echo "soak: SEED=$$seed"; \
 	if KVLINK_SOAK=1 KVLINK_PROPERTY_SEED=$$seed KVLINK_GEOMETRY_CASES=$(GEOMETRY_CASES) KVLINK_REUSE_ROUNDS=500 \
 	  $(BIN)/python -m pytest -s $(SOAK_TESTS) $(ARGS); \
 	then echo "soak: passed, SEED=$$seed"; else echo "soak: FAILED, run again with SEED=$$seed"; exit 1; fi
+
+# Processes that are killed, stopped, cut off and restarted under load; build/soak/report.md and .json tell. SOAK_SECONDS
+# says how long, ARGS="--plant 'lost block'" what it has to find.
+soak-mixed: install
+	@$(MIXED_SOAK) --seconds $(or $(SOAK_SECONDS),3600) $(ARGS)
+
+soak-short: install
+	@$(MIXED_SOAK) --seconds $(or $(SOAK_SECONDS),300) $(ARGS)
 
 lint: install
 	$(BIN)/ruff check $(PY_FILES)
@@ -135,6 +150,12 @@ bench: install
 	$(BENCH) handoff $(call BENCH_TO,7-handoff)
 	$(BENCH) idle --peers 64 $(call BENCH_TO,8-idle)
 	$(BIN)/python -m benchmarks.results write $(BENCH_OUT) docs/RESULTS.md
+
+# The source archive and wheels in dist/, each wheel tried in clean environments with the oldest and the newest UCX
+# (docs/releasing.md): downloads, and minutes of a compiler for each Python. ARGS="--pythons 3.11" takes fewer of them.
+dist: install
+	$(PIP) $$($(BIN)/python -c "$$REQUIREMENTS" dist)
+	@PYTHONPATH=tests $(BIN)/python -m helpers.distributions $(ARGS)
 
 # What `kvlink bench transfer --peers` compares with, in an environment of its own: NIXL without its dependencies, which
 # are gigabytes of CUDA libraries that it does not need here. A peer whose package cannot be had is left out, and said so.

@@ -19,14 +19,13 @@ if Path("PKG-INFO").exists():  # A release must build with compilers that know w
 SANITIZE = os.environ.get("KVLINK_SANITIZE", "")
 OPTIMISE = [f"-fsanitize={SANITIZE}", "-O1", "-g", "-fno-omit-frame-pointer"] if SANITIZE else ["-O2", "-DNDEBUG"]
 OBJECTS = Path("build", f"native-{SANITIZE.replace(',', '-') or 'release'}")  # kept, so that a next build can skip
-NO_UCX = """kvlink cannot be built without UCX's headers: install the package libucx-cu12==1.14.1.post2 \
-or set KVLINK_UCX_INCLUDE to the folder that holds ucp/api/ucp.h."""
+NO_UCX = "kvlink needs UCX's headers: install libucx-cu12==1.14.1.post2, or name their folder in KVLINK_UCX_INCLUDE."
+ABI3 = ["-DPy_LIMITED_API=0x030C0000"] if sys.version_info >= (3, 12) and not SANITIZE else []  # as nanobind can
 
 
 def package_folder(package: str) -> Path | None:
     """Return where `package` is installed, without importing it."""
-    spec = importlib.util.find_spec(package)
-    return Path(next(iter(spec.submodule_search_locations))) if spec else None
+    return Path(next(iter(spec.submodule_search_locations))) if (spec := importlib.util.find_spec(package)) else None
 
 
 def ucx_include() -> str:
@@ -49,17 +48,16 @@ class BuildNative(build_ext):
     """Compiles in parallel (KVLINK_BUILD_JOBS, else every core), and only what changed."""
 
     def build_extension(self, ext: Extension) -> None:
-        """Compile what is out of date and link it all."""
         nanobind, cxx = package_folder("nanobind"), shlex.split(os.environ.get("CXX", "g++"))
         system = [ucx_include(), sysconfig.get_path("include"), nanobind / "include"]
-        flags = [*OPTIMISE, "-std=c++20", "-fPIC", "-fvisibility=hidden", "-pthread", "-Icsrc", "-Ibindings"]
+        flags = [*OPTIMISE, *ABI3, "-std=c++20", "-fPIC", "-fvisibility=hidden", "-pthread", "-Icsrc", "-Ibindings"]
         flags += [part for folder in system for part in ("-isystem", str(folder))]
         flags += shlex.split(os.environ.get("CXXFLAGS", ""))
 
         def compile_one(source: str) -> str:
-            ours = source in SOURCES
-            output = (OBJECTS / (source if ours else "nanobind.cpp")).with_suffix(".o")
-            own = WARNINGS if ours else ["-Os", "-w", "-fno-strict-aliasing", f"-I{nanobind}/ext/robin_map/include"]
+            output = (OBJECTS / (source if source in SOURCES else "nanobind.cpp")).with_suffix(".o")
+            robin_map = f"-I{nanobind}/ext/robin_map/include"
+            own = WARNINGS if source in SOURCES else ["-Os", "-w", "-fno-strict-aliasing", robin_map]
             command = shlex.join([*cxx, *flags, "-MMD", "-c", source, "-o", str(output)])
             if not is_current(output, command):
                 output.parent.mkdir(parents=True, exist_ok=True)
@@ -76,4 +74,6 @@ class BuildNative(build_ext):
         os.replace(f"{target}.new", target)  # a process that runs the old one keeps it
 
 
-setup(ext_modules=[Extension("kvlink._native", SOURCES)], cmdclass={"build_ext": BuildNative})
+extension = Extension("kvlink._native", SOURCES, py_limited_api=bool(ABI3))
+options = {"bdist_wheel": {"py_limited_api": "cp312"} if ABI3 else {}}
+setup(ext_modules=[extension], cmdclass={"build_ext": BuildNative}, options=options)

@@ -68,10 +68,16 @@ std::int32_t entry_of(PyObject* item, const std::string& called) {
 void copy_list(nb::handle given, std::span<std::int32_t> table, const std::string& called) {
   const auto items = nb::steal(PySequence_Fast(given.ptr(), "a block table is a sequence"));
   if (!items.is_valid()) throw nb::python_error();
+  // Functions in place of PySequence_Fast's macros, which the stable ABI does not have.
+  const bool is_list = PyList_Check(items.ptr());
   // The size is asked for each time: an entry's `__index__` may be Python code that shortens the list.
-  const auto size = [&] { return static_cast<std::size_t>(PySequence_Fast_GET_SIZE(items.ptr())); };
+  const auto size = [&] {
+    return static_cast<std::size_t>(is_list ? PyList_Size(items.ptr()) : PyTuple_Size(items.ptr()));
+  };
   for (std::size_t i = 0; i < size(); ++i) {
-    const auto entry = entry_of(PySequence_Fast_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i)), called);
+    const auto place = static_cast<Py_ssize_t>(i);
+    const auto entry =
+        entry_of(is_list ? PyList_GetItem(items.ptr(), place) : PyTuple_GetItem(items.ptr(), place), called);
     if (i < table.size()) table[i] = entry;
   }
   if (size() < table.size()) refuse(called, " became shorter while it was read");

@@ -112,11 +112,13 @@ class Connector:
         link = meeting.link
         try:
             template_between(meeting.source.layout, share.packed)
-            handshake.send(link, self._introduction.as_target(wanted_epoch=wanted_epoch, share=share.packed))
-            return handshake.receive(link, wire.Welcome)
         except KvlinkError as error:
             _refuse(link, error)
             raise
+        # The acceptor answers this with its last word, and what comes after that goes to its engine: from here on this
+        # side can only hang up, whatever goes wrong.
+        handshake.send(link, self._introduction.as_target(wanted_epoch=wanted_epoch, share=share.packed))
+        return handshake.receive(link, wire.Welcome)
 
     def _attach(
         self,
@@ -128,7 +130,6 @@ class Connector:
         deadline: Deadline,
         announce: Callable[[LaneChoice], None],
     ) -> LaneChoice:
-        # The acceptor has spoken its last: from here on this side can only hang up.
         source = meeting.source
         region_bytes = list(unpack_layout(source.layout).region_bytes)
         check_welcome(welcome, regions=len(region_bytes))

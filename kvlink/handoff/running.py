@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from kvlink.config import Limits
@@ -44,7 +44,7 @@ class NodeSettings:
     name: str
     listen: str
     advertise: str | None
-    secrets: Secrets
+    secrets: Secrets = field(repr=False)
     lanes: tuple[str, ...]
     copy_threads: int
     limits: Limits

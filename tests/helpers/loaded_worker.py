@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import gc
 import threading
 import time
 import zlib
@@ -15,18 +13,13 @@ import numpy as np
 
 import kvlink
 from helpers.node_worker import NodeWorker
+from helpers.process_usage import usage
 from helpers.processes import wait_until
 from kvlink.testing import FaultScript, inject_faults, remove_faults
 
 OUTCOME_S = 20.0
 #: Shape and words of the cache of a node that is one of many.
 SMALL = {"axes": "kv block token head dim", "block_tokens": 4}
-
-
-def _is_named(line: str) -> bool:
-    """Whether a line of /proc/self/maps is of something with a name, and not of the heap or a stack."""
-    fields = line.split(maxsplit=5)
-    return len(fields) == 6 and not fields[5].startswith("[")
 
 
 class LoadedWorker(NodeWorker):
@@ -120,22 +113,8 @@ class LoadedWorker(NodeWorker):
         remove_faults(self._node)
 
     def usage(self) -> dict[str, int]:
-        """Descriptors, mappings, threads and resident bytes of this process, its own garbage collected.
-
-        Mappings are those that have a name: files, memory of other nodes, shared memory of UCX. Anonymous ones come
-        and go as the C library likes: of threads that have ended it keeps some stacks and all arenas, four mappings
-        for the first two handshakes that overlap, and the kernel joins and splits neighbours. What would be lost
-        among them is counted as a thread, or as resident.
-        """
-        gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return {
-            "descriptors": len(list(Path("/proc/self/fd").iterdir())),
-            "mappings": sum(_is_named(line) for line in Path("/proc/self/maps").read_text().splitlines()),
-            "threads": len(list(Path("/proc/self/task").iterdir())),
-            "resident": pages * 4096,
-        }
+        """See `helpers.process_usage.usage`."""
+        return usage()
 
     def ucx_shared_memory(self) -> dict[str, int]:
         """Checksums of what UCX shares with other processes, by mapping."""

@@ -7,12 +7,16 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
+from helpers import distributions
 from helpers.source_text import ROOT, files, name
 
 TIMEOUT_S = 240
+#: Something that the loader of this machine takes.
+PROGRAM = Path("/bin/true").read_bytes()
 
 
 def run(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -65,11 +69,40 @@ def test_a_wheel_from_the_source_archive_works_without_the_tree(unpacked, tmp_pa
     pip = ("-m", "pip", "install", "--no-deps", "--no-index", "--target")
     installed = run(*pip, str(target), str(wheel), cwd=tmp_path)
     assert installed.returncode == 0, installed.stderr
+    distributions.check_wheel(wheel)
     script = "import kvlink, kvlink._native; kvlink.empty((4,), 'uint8'); print(kvlink._native.__file__)"
     used = run("-c", script, cwd=tmp_path, PYTHONPATH=str(target))
     assert used.returncode == 0, used.stderr
     assert used.stdout.startswith(str(target))
+    smoke = shutil.copy(Path(distributions.HERE, "installed_smoke.py"), tmp_path)
+    handed_over = run(smoke, cwd=tmp_path, PYTHONPATH=str(target), PATH="/nowhere")
+    assert handed_over.returncode == 0, handed_over.stderr
+    assert "lanes mapped, staged: right" in handed_over.stdout
     assert sorted(path.name for path in target.iterdir() if path.name != "bin")[0] == "kvlink"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("kvlink.libs/libucp-1.so.0", PROGRAM, "carries kvlink.libs/libucp-1.so.0"),
+        ("tests/conftest.py", b"", "has tests/conftest.py"),
+        ("kvlink-1.dist-info/METADATA", b"Requires-Dist: numpy>=1\n", "does not require UCX"),
+    ],
+)
+def test_a_wheel_that_carries_or_lacks_something_is_no_wheel_for_a_release(tmp_path, name, content, said):
+    wheel = tmp_path / "kvlink-1-cp311-cp311-linux_x86_64.whl"
+    files = {
+        "kvlink/_native.abi3.so": PROGRAM,
+        "kvlink/_native.pyi": b"",
+        "kvlink/py.typed": b"",
+        "kvlink-1.dist-info/METADATA": b"Name: kvlink\nRequires-Dist: libucx-cu12>=1.14.1\n",
+        name: content,
+    }
+    with zipfile.ZipFile(wheel, "w") as packed:
+        for path, data in files.items():
+            packed.writestr(path, data)
+    with pytest.raises(SystemExit, match=said):
+        distributions.check_wheel(wheel)
 
 
 def test_missing_ucx_headers_fail_the_build_with_one_sentence(tmp_path):

@@ -75,6 +75,17 @@ def test_a_connection_is_kept_for_the_next_question_and_made_anew_once_it_is_gon
     wait_until(lambda: asked.counters().get("connections: accepted", 0) == 1)  # the first; the second is open still
 
 
+def test_connections_to_a_life_that_has_ended_are_let_go_of(make_node: MakeNode) -> None:
+    """Nobody asks a node that was killed again, so nobody would ever look at them."""
+    asker = make_node("asker")
+    for _ in range(5):
+        asked = make_node("asked")
+        answer_at(asked, lambda question: b"")
+        ask_at(asker, asked, epoch=bytes.fromhex(asked.epoch))
+        asked.close()
+    assert len(asker._running.life.asker._idle) == 1
+
+
 @pytest.mark.expects_warnings
 def test_whoever_does_not_know_the_secret_is_told_nothing(make_node: MakeNode) -> None:
     asked, asker = make_node("asked", secret="right"), make_node("asker", secret="wrong")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -16,8 +17,8 @@ import pytest
 from unit.fake_engine import FakeEngine, wait_until
 
 import kvlink
-from kvlink import errors
-from kvlink.handoff import running
+from kvlink import errors, wire
+from kvlink.handoff import handshake, running
 
 MakeNode = Callable[..., kvlink.Node]
 
@@ -168,6 +169,29 @@ def test_too_many_unconnected_peers_are_busy(make_node: MakeNode) -> None:
             target.pull(_ticket_at(silent, epoch=bytes([9] * 16)), [0], deadline_s=5)
         target.close()
     assert all(pull.released for pull in engine_of(target).pulls)
+
+
+def test_a_dialer_that_gives_up_while_it_is_welcomed_says_nothing_more(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it said would reach the source's engine, as bytes that are no control message."""
+    source, target = make_node("source"), make_node("target")
+    receive = handshake.receive
+
+    def impatient(link: Any, kind: Any) -> Any:
+        if kind is wire.Welcome:
+            assert engine_of(source).attached.wait(timeout=5)
+            raise errors.DeadlineExceeded("it takes too long")
+        return receive(link, kind)
+
+    monkeypatch.setattr(handshake, "receive", impatient)
+    pull = target.pull(source.offer(blocks=[0], num_tokens=4).ticket, blocks=[1])
+    with pytest.raises(errors.KvlinkError):
+        pull.wait(timeout_s=5)
+    with socket.socket(fileno=os.dup(engine_of(source).claimants[0]["fd"])) as attached:
+        attached.settimeout(5)
+        with contextlib.suppress(ConnectionResetError):  # it has hung up without reading its welcome
+            assert attached.recv(4096) == b""
 
 
 def _ticket_at(listener: socket.socket, epoch: bytes = bytes(16)) -> dict[str, Any]:

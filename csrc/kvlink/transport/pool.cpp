@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
@@ -47,6 +48,8 @@ UniqueFd make_memfd(std::uint64_t bytes) {
     throw_system(Code::out_of_memory, "memfd_create", bytes,
                  errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
   }
+  // Linux makes it rwx for everybody. Whoever is given a read-only descriptor must not open it again for more.
+  if (::fchmod(fd.value(), S_IRUSR | S_IWUSR) != 0) throw_system(Code::out_of_memory, "fchmod", bytes, "");
   if (::ftruncate(fd.value(), static_cast<off_t>(bytes)) != 0) {
     throw_system(Code::out_of_memory, "ftruncate", bytes, "");
   }
