@@ -107,6 +107,11 @@ class KvlinkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Return the metrics ``vllm:kvlink_*``."""
         return KvlinkPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
+    @classmethod
+    def supports_sleep_mode(cls, *args: Any) -> bool:
+        """Return no: tickets name the life of a worker's node, which ends where its memory does."""
+        return False
+
     # In the scheduler.
 
     def set_xfer_handshake_metadata_pp_aware(
