@@ -47,6 +47,7 @@ struct PullRequest {
   std::int64_t deadline_ns{};
   std::optional<transport::Lane> lane;  // required; none: each peer's best
   transport::Integrity integrity{};     // demanded; none: as each source offers
+  std::uint32_t ranks{1};               // that pull the same ticket as one reader
   bool is_reservation{false};           // its parts wait for pushes, under the id of the reservation
   bool names_sources{false};            // a reservation: one part for each of them, and nobody else may push
 };
