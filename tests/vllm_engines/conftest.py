@@ -1,0 +1,97 @@
+"""Real vLLM engines for the tests of this folder, which needs the environment of `make test-vllm`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import vllm_models
+from helpers.vllm_engine import Start
+from helpers.vllm_fleet import RemoteEngine
+
+
+class Models:
+    """Checkpoints by name, each saved once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def path(self, name: str) -> str:
+        """Where `name` is; it is made first if need be."""
+        path = self._folder / name
+        if not path.exists():
+            getattr(vllm_models, f"save_{name}")(path)
+        return str(path)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    """Tiny models."""
+    return Models(tmp_path_factory.mktemp("models"))
+
+
+class Fleet:
+    """Engines of one module of tests. They start together, and at the end each must exit with 0."""
+
+    def __init__(self, models: Models, logs: Path) -> None:
+        self._models = models
+        self._logs = logs
+        self._running: dict[str, RemoteEngine] = {}
+        self._start_free: dict[str, int] = {}
+
+    def begin(
+        self,
+        name: str,
+        connector: dict[str, Any] | None = None,
+        *,
+        model: str = "llama",
+        environment: dict[str, str] | None = None,
+        **options: Any,
+    ) -> RemoteEngine:
+        """Start an engine, without waiting for it."""
+        start = Start(
+            name=name,
+            model=self._models.path(model),
+            log=str(self._logs / f"{name}.log"),
+            connector=connector,
+            options=options,
+            environment=environment or {},
+        )
+        self._running[name] = engine = RemoteEngine(start)
+        return engine
+
+    def kill(self, engine: RemoteEngine) -> None:
+        """Let an engine die; its exit code is nobody's business then."""
+        del self._running[engine.start.name]
+        engine.kill()
+
+    def close(self) -> None:
+        """Stop them all."""
+        codes = {name: engine.stop() for name, engine in self._running.items()}
+        assert not any(codes.values()), f"exit codes {codes}"
+        assert None not in codes.values(), f"still running: {codes}"
+
+
+@pytest.fixture(scope="module")
+def fleet(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """A place to start engines in."""
+    found = Fleet(models, tmp_path_factory.mktemp("engines"))
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def kvlink_connector(role: str = "kv_both", *, policy: str = "recompute", **extra: Any) -> dict[str, Any]:
+    """The part of vLLM's configuration that asks for kvlink's connector."""
+    return {
+        "kv_connector": "KvlinkConnector",
+        "kv_role": role,
+        "kv_load_failure_policy": policy,
+        "kv_connector_extra_config": {"listen": "127.0.0.1:0", **extra},
+    }
+
+
+Begin = Callable[..., RemoteEngine]
