@@ -25,15 +25,13 @@ ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
 }
-#: What a fork need not import again: half of the seconds that a first engine takes.
+#: What a fork need not import again: most of the seconds that a first engine takes.
 PRELOADED = (
     "vllm",
     "vllm.entrypoints.llm",
     "vllm.model_executor.models.llama",
     "vllm.v1.engine.core",
     "vllm.v1.worker.cpu_worker",
-    "kvlink",
-    "helpers.vllm_engine",
 )
 
 

@@ -59,3 +59,8 @@ def _save(model, directory: Path) -> Path:
     save_tokenizer(directory)
     model.eval().save_pretrained(directory)
     return directory
+
+
+def save(name: str, directory: Path) -> None:
+    """Save the model of that name. For a process that has imported torch already."""
+    {"llama": save_llama, "gemma": save_gemma, "deepseek": save_deepseek}[name](directory)

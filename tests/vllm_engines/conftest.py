@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from helpers import vllm_models
 from helpers.vllm_engine import Start
-from helpers.vllm_fleet import RemoteEngine
+from helpers.vllm_fleet import START_TIMEOUT_S, RemoteEngine, forking
 
 
 class Models:
@@ -22,7 +22,10 @@ class Models:
         """Where `name` is; it is made first if need be."""
         path = self._folder / name
         if not path.exists():
-            getattr(vllm_models, f"save_{name}")(path)
+            saving = forking().Process(target=vllm_models.save, args=(name, path))
+            saving.start()
+            saving.join(START_TIMEOUT_S)
+            assert saving.exitcode == 0, f"{name} was not saved: {saving.exitcode}"
         return str(path)
 
 
