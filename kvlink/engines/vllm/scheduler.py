@@ -1,0 +1,200 @@
+"""The half in vLLM's scheduler: decides what is offered and pulled, and mints the tickets. No node, no UCX, no waiting."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvlink.commands import Offer, Pull
+from kvlink.engines.vllm.config import ConnectorConfig
+from kvlink.engines.vllm.layouts import CacheGroup
+from kvlink.engines.vllm.messages import Receive, Send, StepOrders, Tables, WorkerFacts
+from kvlink.engines.vllm.params import (
+    EngineFacts,
+    RemotePrefill,
+    prefilled,
+    wants_prefill_kept,
+    wants_remote_prefill,
+)
+from kvlink.engines.vllm.tables import whole_blocks
+from kvlink.errors import KvlinkError, TicketInvalid
+from kvlink.handoff import TicketMint
+
+__all__ = ["SchedulerFacts", "SchedulerHalf"]
+
+log = logging.getLogger("vllm.kvlink")
+
+_HANDED_OVER = ("FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED")
+_TRUNCATED = "_kvlink_truncated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerFacts:
+    """What the scheduler half must know of its engine.
+
+    Attributes
+    ----------
+    held_back_tokens
+        Tokens at the end of a prompt that prefill leaves to decode: decode computes them again anyway, and their
+        windows, or the drafts that follow them, must then be as if they were new.
+    """
+
+    engine: EngineFacts
+    groups: tuple[CacheGroup, ...]
+    held_back_tokens: int = 0
+
+
+class SchedulerHalf:
+    """One engine's scheduler, with regard to handoffs. Called by its one thread.
+
+    `request` stands for vLLM's ``Request`` everywhere.
+    """
+
+    def __init__(self, facts: SchedulerFacts, config: ConnectorConfig) -> None:
+        self._facts = facts
+        self._config = config
+        self._mint: TicketMint | None = None
+        self._whole_blocks = False
+        self._orders = StepOrders()
+        self._pulling: dict[str, str] = {}  # by request, the command that vLLM waits for
+        self._causes: dict[str, int] = {}  # why requests were refused here, since they were last asked for
+
+    def meet_workers(self, workers: Mapping[tuple[int, int], WorkerFacts]) -> None:
+        """Learn who the workers are, by (pipeline rank, tensor rank), once they have nodes."""
+        facts = [workers[place] for place in sorted(workers)]
+        self._mint = TicketMint(one.descriptor for one in facts)
+        self._whole_blocks = any(one.whole_blocks for one in facts)
+
+    def arrived(self, request: Any) -> None:
+        """Cut what prefill must leave to decode from the prompt of a request that decodes elsewhere."""
+        params = request.kv_transfer_params
+        cut = self._facts.held_back_tokens
+        if not cut or not wants_prefill_kept(params) or params.get(_TRUNCATED):
+            return
+        if request.num_prompt_tokens <= cut or request.get_skip_reading_prefix_cache():
+            return
+        if request.prompt_token_ids is not None:
+            del request.prompt_token_ids[-cut:]
+        elif request.prompt_embeds is not None:
+            request.prompt_embeds = request.prompt_embeds[:-cut]
+        else:
+            return
+        del request._all_token_ids[-cut:]
+        request.num_prompt_tokens -= cut
+        request.max_tokens = 1
+        params[_TRUNCATED] = True  # it may be preempted, and come again
+
+    def matched(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        """Return how many tokens after the first `num_computed_tokens` are elsewhere; without side effects."""
+        if not wants_remote_prefill(request.kv_transfer_params):
+            return 0, False
+        try:
+            remote = RemotePrefill.of(request.kv_transfer_params)
+        except TicketInvalid:
+            return 0, False  # told, and counted, once blocks are allocated
+        count = self._usable_tokens(request, remote) - num_computed_tokens
+        return (count, True) if count > 0 else (0, False)
+
+    def allocated(self, request: Any, tables: Tables, num_external_tokens: int) -> None:
+        """Order the pull of a request that has blocks now; vLLM waits for it if there are external tokens."""
+        params = request.kv_transfer_params
+        if not wants_remote_prefill(params):
+            return
+        params["do_remote_prefill"] = False  # one pull a request, whatever comes of it
+        try:
+            remote = RemotePrefill.of(params)
+        except TicketInvalid as error:
+            log.warning("request %s is computed here: %s", request.request_id, error)
+            self._count(error)
+            return
+        if num_external_tokens == 0:
+            self._let_go(request.request_id, remote)
+            return
+        end = self._usable_tokens(request, remote)
+        self._receive(request.request_id, remote, tables=tables, skip_tokens=end - num_external_tokens)
+
+    def finished(self, request: Any, tables: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
+        """Return whether the blocks of a request that is over must be kept, and what its answer says of them."""
+        params = request.kv_transfer_params
+        pulling = self._pulling.pop(request.request_id, None)
+        if pulling is not None and request.status.name not in _HANDED_OVER:
+            self._orders.cancels.append(pulling)
+        if wants_remote_prefill(params):
+            # It was aborted before it had blocks: prefill must hear that nobody will come.
+            params["do_remote_prefill"] = False
+            try:
+                self._let_go(request.request_id, RemotePrefill.of(params))
+            except TicketInvalid as error:
+                self._count(error)
+            return False, None
+        if not wants_prefill_kept(params) or request.status.name not in _HANDED_OVER:
+            return False, None
+        num_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
+        if not num_tokens or not any(tables):
+            return False, None
+        return self._offer(request.request_id, tables, num_tokens)
+
+    def take_orders(self) -> StepOrders:
+        """Return what workers must do that they were not told before."""
+        orders, self._orders = self._orders, StepOrders()
+        return orders
+
+    def received(self, request_ids: Sequence[str]) -> None:
+        """Forget pulls of which vLLM has been told the end."""
+        for request_id in request_ids:
+            self._pulling.pop(request_id, None)
+
+    def take_causes(self) -> dict[str, int]:
+        """Return why requests were not pulled at all, by the names of errors, since the last call."""
+        causes, self._causes = self._causes, {}
+        return causes
+
+    def _usable_tokens(self, request: Any, remote: RemotePrefill) -> int:
+        prompt = request.num_prompt_tokens
+        if prompt > self._facts.held_back_tokens:
+            prompt -= self._facts.held_back_tokens
+        return int(min(prompt, remote.num_tokens))
+
+    def _offer(self, request_id: str, tables: Sequence[Sequence[int]], num_tokens: int) -> tuple[bool, dict[str, Any]]:
+        if self._mint is None:
+            raise KvlinkError(f"offer request {request_id}: no worker has told its descriptor")
+        offered = num_tokens
+        if self._whole_blocks:
+            offered = whole_blocks(num_tokens, [group.block_tokens for group in self._facts.groups])
+        ticket = self._mint.offer(num_tokens=offered, ttl_s=self._config.ttl_s)
+        fresh = Offer(blocks=(), ticket=ticket)
+        self._orders.sends.append(
+            Send(id=fresh.id, request_id=request_id, ticket=ticket, tables=tuple(map(tuple, tables)))
+        )
+        handed_over = [tables[group.index] for group in self._facts.groups]
+        return True, prefilled(
+            self._facts.engine, request_id, ticket=ticket, blocks=handed_over, num_tokens=num_tokens
+        )
+
+    def _receive(
+        self, request_id: str, remote: RemotePrefill, *, tables: Tables, skip_tokens: int, quiet: bool = False
+    ) -> None:
+        command = Pull(ticket=remote.ticket, blocks=())
+        if not quiet:
+            self._pulling[request_id] = command.id
+        self._orders.receives.append(
+            Receive(
+                id=command.id,
+                request_id=request_id,
+                ticket=remote.ticket,
+                num_tokens=remote.parsed.num_tokens,
+                tables=tables,
+                skip_tokens=skip_tokens,
+                quiet=quiet,
+            )
+        )
+
+    def _let_go(self, request_id: str, remote: RemotePrefill) -> None:
+        """Read nothing, so that prefill gives the blocks free."""
+        self._receive(request_id, remote, tables=(), skip_tokens=remote.parsed.num_tokens, quiet=True)
+
+    def _count(self, error: KvlinkError) -> None:
+        name = type(error).__name__
+        self._causes[name] = self._causes.get(name, 0) + 1

@@ -1,0 +1,182 @@
+"""The half in each of vLLM's workers: one node a rank, which is told what to do and asked what happened; nothing waits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import kvlink
+from kvlink.commands import Cancel, Command, Event, Offer, Pull
+from kvlink.engines.vllm.config import ConnectorConfig, rank_address
+from kvlink.engines.vllm.layouts import CacheGroup, Content, DescribedCache, RankPlace, describe
+from kvlink.engines.vllm.ledger import Ended, Ledger, Report
+from kvlink.engines.vllm.messages import Receive, Send, StepOrders, WorkerFacts
+from kvlink.engines.vllm.stats import Tally
+from kvlink.engines.vllm.tables import node_tables
+from kvlink.errors import KvlinkError
+
+__all__ = ["WorkerHalf"]
+
+log = logging.getLogger("vllm.kvlink")
+
+
+class WorkerHalf:
+    """One rank's node, and what vLLM must be told of it. Called by the worker's one thread.
+
+    Attributes
+    ----------
+    node
+        Once the caches are registered.
+    """
+
+    def __init__(self, config: ConnectorConfig, *, name: str, rank: int, world_size: int) -> None:
+        self._config = config
+        self._name = name
+        self._rank = rank
+        self._world_size = world_size
+        self._ledger = Ledger()
+        self._tally = Tally()
+        self._receives: dict[str, Receive] = {}
+        self._bad_blocks: set[int] = set()
+        self._described: DescribedCache | None = None
+        self._one_group = True
+        self.node: kvlink.Node | None = None
+
+    def register(
+        self,
+        kv_caches: Mapping[str, Any],
+        groups: list[CacheGroup],
+        *,
+        num_blocks: int,
+        place: RankPlace,
+        content: Callable[[str, int], Content],
+        model: str | None,
+        one_group: bool,
+    ) -> None:
+        """Describe the tensors, and start the node over them.
+
+        Raises
+        ------
+        KvlinkError
+            If the cache cannot be handed over, or the node cannot start; the leaf and the message say why.
+        """
+        config = self._config
+        described = describe(
+            kv_caches, groups, num_blocks=num_blocks, place=place, content=content, model=config.model or model
+        )
+        self._described = described
+        self._one_group = one_group
+        self.node = kvlink.Node(
+            described.cache,
+            name=self._name,
+            listen=rank_address(config.listen, self._rank) or config.listen,
+            advertise=rank_address(config.advertise, self._rank),
+            secret=config.read_secret(),
+            limits=config.limits(),
+            lanes=config.lanes,
+            copy_threads=config.copy_threads,
+            integrity=config.integrity,
+        )
+        log.info("kvlink: %s listens at %s over %r", self._name, self.node.address, described.cache)
+
+    @property
+    def facts(self) -> WorkerFacts:
+        """What the scheduler half must know."""
+        node, described = self._started()
+        return WorkerFacts(descriptor=node.descriptor, whole_blocks=described.whole_blocks)
+
+    def start(self, orders: StepOrders) -> None:
+        """Start what the scheduler half has ordered. Does not wait."""
+        if not (orders.sends or orders.receives or orders.cancels):
+            return
+        node, _ = self._started()
+        commands: list[Command] = [self._offer(send) for send in orders.sends]
+        commands += [self._pull(receive) for receive in orders.receives]
+        commands += [Cancel(command_id) for command_id in orders.cancels]
+        node.submit(commands)
+
+    def poll(self) -> Report:
+        """Return what has ended since the last call. Does not wait."""
+        if self.node is None:
+            return Report()
+        events: list[Event] = self.node.completions()
+        report = self._ledger.take(events)
+        for ended in report.ended:
+            self._note(ended, report)
+        return report
+
+    def take_bad_blocks(self) -> set[int]:
+        """Return the blocks, as vLLM's scheduler counts them, that did not arrive; only where there is one group."""
+        bad, self._bad_blocks = self._bad_blocks, set()
+        return bad
+
+    def take_tally(self) -> dict[str, Any] | None:
+        """Return what was counted since the last call, if anything."""
+        return self._tally.take()
+
+    def close(self) -> None:
+        """End the node. Idempotent."""
+        if self.node is not None:
+            self.node.close()
+
+    def _started(self) -> tuple[kvlink.Node, DescribedCache]:
+        if self.node is None or self._described is None:
+            raise KvlinkError(f"{self._name}: vLLM has registered no KV cache yet")
+        return self.node, self._described
+
+    def _offer(self, send: Send) -> Offer:
+        _, described = self._started()
+        self._ledger.expect(send.id, send.request_id, sends=True)
+        blocks = node_tables(send.tables, described.groups, num_tokens=send.ticket["num_tokens"])
+        return Offer(id=send.id, ticket=send.ticket, blocks=blocks, label=send.request_id[:200])
+
+    def _pull(self, receive: Receive) -> Pull:
+        _, described = self._started()
+        self._ledger.expect(receive.id, receive.request_id, sends=False, quiet=receive.quiet)
+        self._receives[receive.id] = receive
+        tables = receive.tables or tuple(() for _ in range(1 + max(group.index for group in described.groups)))
+        return Pull(
+            id=receive.id,
+            ticket=receive.ticket,
+            blocks=node_tables(tables, described.groups, num_tokens=receive.num_tokens),
+            skip_tokens=receive.skip_tokens,
+            deadline_s=self._config.deadline_s,
+            label=receive.request_id[:200],
+        )
+
+    def _note(self, ended: Ended, report: Report) -> None:
+        """Count a command that is over, say why it failed, and find out which blocks that concerns."""
+        receive = self._receives.pop(ended.id, None)
+        self._tally.add(ended, blocks=0 if receive is None else self._count_blocks(receive))
+        if ended.error is None:
+            return
+        what = "offer" if ended.sends else "pull"
+        told = log.info if ended.quiet else log.warning
+        told("kvlink: %s of request %s failed: %s: %s", what, ended.request_id, type(ended.error).__name__, ended.error)
+        if receive is None or ended.quiet or not self._one_group:
+            return
+        bad = self._blocks_of(receive, ended.error)
+        if bad:
+            # vLLM keeps what lies before the first of them, and recomputes, or fails, the rest.
+            self._bad_blocks |= bad
+            report.failed.discard(ended.request_id)
+
+    def _count_blocks(self, receive: Receive) -> int:
+        """Return how many of the scheduler's blocks it fills, over all groups."""
+        _, described = self._started()
+        if not receive.tables:
+            return 0
+        first = [receive.skip_tokens // group.block_tokens for group in described.groups]
+        last = [-(-receive.num_tokens // group.block_tokens) for group in described.groups]
+        tables = [receive.tables[group.index] for group in described.groups]
+        return sum(
+            sum(1 for block in table[begin:end] if block) for table, begin, end in zip(tables, first, last, strict=True)
+        )
+
+    def _blocks_of(self, receive: Receive, error: KvlinkError) -> set[int]:
+        _, described = self._started()
+        (group,) = described.groups
+        table = receive.tables[group.index]
+        first = max(receive.skip_tokens, error.valid_prefix_tokens) // group.block_tokens
+        return {block for block in table[first : -(-receive.num_tokens // group.block_tokens)] if block}
