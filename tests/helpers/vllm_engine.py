@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
@@ -69,6 +68,8 @@ class State:
 
     free_blocks: int
     held_requests: int
+    #: vLLM's names of the states of the requests that it holds.
+    statuses: tuple[str, ...]
     steps: int
     cpu_s: float
     affinity: frozenset[int]
@@ -88,6 +89,7 @@ class Engine:
         self.llm = LLM(model=start.model, disable_log_stats=False, kv_transfer_config=start.connector, **options)
         self.core = self.llm.llm_engine.engine_core.engine_core
         self.scheduler = self.core.scheduler
+        self.faults: Any = None
         self._channel = channel
         self._steps = 0
         self._ran_model = False
@@ -137,6 +139,7 @@ class Engine:
         return State(
             free_blocks=self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
             held_requests=len(self.scheduler.requests),
+            statuses=tuple(request.status.name for request in self.scheduler.requests.values()),
             steps=self._steps,
             cpu_s=time.process_time(),
             affinity=frozenset(os.sched_getaffinity(0)),
@@ -153,8 +156,8 @@ class Engine:
                 if name == "stop":
                     return
                 if name == "call":
-                    function, number, extra = arguments
-                    self._channel.send(("returned", number, function(self, *extra)))
+                    function, number, extra, named = arguments
+                    self._channel.send(("returned", number, function(self, *extra, **named)))
                 else:
                     getattr(self, name)(*arguments)
                 rest = 0.0
@@ -203,9 +206,25 @@ def serve(start: Start, channel: Connection) -> None:
         raise
 
 
+# What a test may ask of an engine, by `RemoteEngine.call`.
+
+
 def current_state(engine: Engine) -> State:
-    """What `Engine.state` returns, as something that can be asked for."""
+    """What `Engine.state` returns."""
     return engine.state()
 
 
-Call = Callable[..., Any]
+def script_faults(engine: Engine, **script: Any) -> None:
+    """Let what the engine's node pulls from now on go wrong; with no script, let it go right again."""
+    from kvlink.testing.faults import FaultScript, inject_faults, remove_faults
+
+    node = engine.connector().worker.node
+    if script:
+        engine.faults = inject_faults(node, FaultScript(**script))
+    else:
+        remove_faults(node)
+
+
+def fault_counts(engine: Engine) -> dict[str, int]:
+    """What came of the last script."""
+    return engine.faults.read()

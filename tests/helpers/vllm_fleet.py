@@ -14,7 +14,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
-from helpers.vllm_engine import ENVIRONMENT, PRELOADED, Answer, Engine, Start, State, current_state, serve
+from helpers.vllm_engine import ENVIRONMENT, PRELOADED, Answer, Start, State, current_state, serve
 
 #: The first engine waits for the import of vLLM, and others may share the machine.
 START_TIMEOUT_S = 240.0
@@ -74,6 +74,7 @@ class RemoteEngine:
         self.answers: dict[str, Answer] = {}
         self._returned: dict[int, Any] = {}
         self._ready = False
+        self._stopping = False
         self._numbers = itertools.count()
         context = forking()
         self.channel, theirs = context.Pipe()
@@ -124,7 +125,7 @@ class RemoteEngine:
             self.read()
 
     def _last_words(self) -> str:
-        return "\n".join(Path(self.start.log).read_text(errors="replace").splitlines()[-40:])
+        return "\n".join(Path(self.start.log).read_text(errors="replace").splitlines()[-15:])
 
     def ask(self, tokens: list[int], max_tokens: int = 16, kv: dict[str, Any] | None = None) -> Asked:
         """Send a request."""
@@ -132,21 +133,26 @@ class RemoteEngine:
         self.send("add", name, tokens, max_tokens, kv)
         return Asked(self, name)
 
-    def call(self, function: Callable[..., Any], *arguments: Any, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
+    def call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Run a function of a module over there, on the engine, between two steps."""
         number = next(self._numbers)
-        self.send("call", function, number, arguments)
-        self.read_until(lambda: number in self._returned, timeout_s, f"return of {function.__name__}")
+        self.send("call", function, number, arguments, named)
+        self.read_until(lambda: number in self._returned, ANSWER_TIMEOUT_S, f"return of {function.__name__}")
         return self._returned.pop(number)
 
     def state(self) -> State:
         """What it holds and has spent."""
         return self.call(current_state)
 
-    def stop(self) -> int | None:
-        """Ask it to end, and return its exit code; None if it did not end."""
-        if self.process.is_alive():
+    def ask_to_stop(self) -> None:
+        """Tell it to end, without waiting."""
+        if not self._stopping and self.process.is_alive():
+            self._stopping = True
             self.send("stop")
+
+    def stop(self) -> int | None:
+        """Tell it to end, and return its exit code; None if it did not end."""
+        self.ask_to_stop()
         self.process.join(STOP_TIMEOUT_S)
         code = self.process.exitcode
         if code is None:
@@ -158,6 +164,14 @@ class RemoteEngine:
         """Let it die without a word."""
         self.process.kill()
         self.process.join(STOP_TIMEOUT_S)
+
+
+def wait_for(engine: RemoteEngine, status: str, within_s: float = 20.0) -> None:
+    """Wait until a request of the engine is in this state of vLLM's."""
+    end = time.monotonic() + within_s
+    while status not in (state := engine.state()).statuses:
+        assert time.monotonic() < end, f"{engine}: no request became {status}: {state}"
+        engine.channel.poll(0.005)
 
 
 def settled(engine: RemoteEngine, *, free_blocks: int, within_s: float = 5.0) -> State:
@@ -175,6 +189,17 @@ def read_any(*engines: RemoteEngine, timeout_s: float) -> None:
     """Wait for a message of any of them and take what has come."""
     for channel in wait_for_any([engine.channel for engine in engines], timeout_s):
         next(engine for engine in engines if engine.channel is channel).read()
+
+
+def kvlink_connector(role: str = "kv_both", *, policy: str = "recompute", **extra: Any) -> dict[str, Any]:
+    """The part of vLLM's configuration that asks for kvlink's connector."""
+    return {
+        "kv_connector": "KvlinkConnector",
+        "kv_connector_module_path": "kvlink.engines.vllm",
+        "kv_role": role,
+        "kv_load_failure_policy": policy,
+        "kv_connector_extra_config": {"listen": "127.0.0.1:0", **extra},
+    }
 
 
 #: What a router asks of the prefill engine.
@@ -199,16 +224,3 @@ def prefill(engine: RemoteEngine, tokens: list[int], timeout_s: float = ANSWER_T
 def hand_off(source: RemoteEngine, target: RemoteEngine, tokens: list[int], max_tokens: int = 16) -> Answer:
     """Prefill at one engine and decode at the other."""
     return target.ask(tokens, max_tokens, prefill(source, tokens).kv).answer()
-
-
-__all__ = [
-    "Engine",
-    "EngineDied",
-    "RemoteEngine",
-    "Start",
-    "hand_off",
-    "prefill",
-    "prompt",
-    "read_any",
-    "settled",
-]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,6 @@ class Fleet:
         self._models = models
         self._logs = logs
         self._running: dict[str, RemoteEngine] = {}
-        self._start_free: dict[str, int] = {}
 
     def begin(
         self,
@@ -71,7 +70,9 @@ class Fleet:
         engine.kill()
 
     def close(self) -> None:
-        """Stop them all."""
+        """Stop them all, at the same time."""
+        for engine in self._running.values():
+            engine.ask_to_stop()
         codes = {name: engine.stop() for name, engine in self._running.items()}
         assert not any(codes.values()), f"exit codes {codes}"
         assert None not in codes.values(), f"still running: {codes}"
@@ -85,16 +86,3 @@ def fleet(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield found
     finally:
         found.close()
-
-
-def kvlink_connector(role: str = "kv_both", *, policy: str = "recompute", **extra: Any) -> dict[str, Any]:
-    """The part of vLLM's configuration that asks for kvlink's connector."""
-    return {
-        "kv_connector": "KvlinkConnector",
-        "kv_role": role,
-        "kv_load_failure_policy": policy,
-        "kv_connector_extra_config": {"listen": "127.0.0.1:0", **extra},
-    }
-
-
-Begin = Callable[..., RemoteEngine]
