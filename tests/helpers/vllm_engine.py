@@ -75,6 +75,8 @@ class State:
     affinity: frozenset[int]
     #: Prompt tokens by where their KV came from, over the life of the engine.
     prompt_tokens: dict[str, int]
+    #: How often it took the blocks of a request for another one.
+    preemptions: int
 
 
 class Engine:
@@ -133,9 +135,12 @@ class Engine:
 
     def state(self) -> State:
         sources = {"external_kv_transfer": 0, "local_compute": 0, "local_cache_hit": 0}
+        preemptions = 0
         for metric in self.llm.get_metrics():
             if metric.name == "vllm:prompt_tokens_by_source":
                 sources[metric.labels["source"]] = int(metric.value)
+            elif metric.name == "vllm:num_preemptions":
+                preemptions = int(metric.value)
         return State(
             free_blocks=self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
             held_requests=len(self.scheduler.requests),
@@ -144,6 +149,7 @@ class Engine:
             cpu_s=time.process_time(),
             affinity=frozenset(os.sched_getaffinity(0)),
             prompt_tokens=sources,
+            preemptions=preemptions,
         )
 
     def run(self) -> None:

@@ -14,6 +14,8 @@ pytestmark = pytest.mark.expects_warnings
 BOUND_S = 5.0
 #: Longer than any test may take, so that no deadline helps.
 PATIENT = {"deadline_s": 120.0, "ttl_s": 120.0}
+#: Each piece of a pull is posted up to so much later: it is under way, and will be.
+FOR_EVER_MS = 600_000.0
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,7 @@ def test_prefill_dies_before_decode_has_asked(fleet, alone, decode, source, know
 
 def test_prefill_dies_while_decode_reads(fleet, alone, decode, source):
     asked = prompt(513, 3)
-    decode.call(script_faults, drop=1.0)
+    decode.call(script_faults, delay_ms=FOR_EVER_MS)
     reading = decode.ask(asked, 16, prefill(source, asked).kv)
     wait_for(decode, "WAITING_FOR_REMOTE_KVS")
 
@@ -94,7 +96,7 @@ def test_prefill_dies_once_decode_has_everything(fleet, alone, decode, source):
 def test_decode_dies_while_it_reads(fleet, alone, source):
     free = source.state().free_blocks
     dying = fleet.begin("dying", kvlink_connector("kv_consumer", **PATIENT)).wait_ready()
-    dying.call(script_faults, drop=1.0)
+    dying.call(script_faults, delay_ms=FOR_EVER_MS)
     asked = prompt(513, 5)
     dying.ask(asked, 16, prefill(source, asked).kv)
     wait_for(dying, "WAITING_FOR_REMOTE_KVS")

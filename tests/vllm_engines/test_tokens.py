@@ -9,6 +9,8 @@ from helpers.vllm_fleet import hand_off, kvlink_connector, prefill, prompt, sett
 LENGTHS = (40, 65, 128, 513)
 #: Without a transfer the first step has the whole prompt; with one, at most the last tokens once more.
 MOST_FIRST_TOKENS = 3
+#: Each piece of a pull is posted up to so much later: it is under way, and will be.
+FOR_EVER_MS = 600_000.0
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +118,7 @@ def test_idle_engines_do_nothing_and_waiting_ones_no_more_than_without_us(engine
     assert [steps for _, steps in quiet] == [0, 0, 0]
     assert max(cpu for cpu, _ in quiet[1:]) <= quiet[0][0] + 0.01 * idle, quiet
 
-    target.call(script_faults, drop=1.0)
+    target.call(script_faults, delay_ms=FOR_EVER_MS)
     waiting = target.ask(prompt(128, 11), 4, prefill(source, prompt(128, 11)).kv)
     wait_for(target, "WAITING_FOR_REMOTE_KVS")
     source_cpu, _ = spent(source)
