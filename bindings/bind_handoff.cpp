@@ -209,7 +209,7 @@ Handle offer(std::shared_ptr<Engine> engine, const std::vector<Table>& blocks, s
 
 Handle pull(std::shared_ptr<Engine> engine, const std::vector<SourceNumbers>& sources, const std::vector<Table>& blocks,
             std::uint64_t num_tokens, std::uint64_t skip_tokens, std::int64_t deadline_ms, const std::string& lane,
-            const std::string& integrity, std::string label) {
+            const std::string& integrity, std::uint32_t ranks, std::string label) {
   kvlink::handoff::PullOptions options{.sources = {},
                                        .blocks = tables_of(blocks),
                                        .num_tokens = num_tokens,
@@ -217,6 +217,7 @@ Handle pull(std::shared_ptr<Engine> engine, const std::vector<SourceNumbers>& so
                                        .deadline_ms = deadline_ms,
                                        .lane = {},
                                        .integrity = integrity_of(integrity),
+                                       .ranks = ranks,
                                        .label = std::move(label)};
   for (const auto& [peer, epoch, sequence] : sources) {
     options.sources.push_back({.peer = peer, .id = {.epoch = epoch_of(epoch), .sequence = sequence}});
@@ -356,9 +357,9 @@ void bind_engine(nb::module_& m) {
            "Offer blocks to be read. `integrity` names the checksum for readers that demand none. `minted` is the "
            "(epoch, sequence) of a ticket made elsewhere.")
       .def("pull", &pull, "sources"_a, nb::kw_only(), "blocks"_a, "num_tokens"_a, "skip_tokens"_a, "deadline_ms"_a,
-           "lane"_a, "integrity"_a = "", "label"_a,
+           "lane"_a, "integrity"_a = "", "ranks"_a = 1, "label"_a,
            "Read an offer's blocks from its sources, each a (peer, epoch, sequence). `lane` may be empty: each peer's "
-           "best. `integrity`, if not empty, is demanded of every source.");
+           "best. `integrity`, if not empty, is demanded of every source. `ranks` nodes pull as one reader.");
 }
 
 void bind_handle(nb::module_& m) {

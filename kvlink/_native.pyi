@@ -301,9 +301,9 @@ class Engine:
         Offer blocks to be read. `integrity` names the checksum for readers that demand none. `minted` is the (epoch, sequence) of a ticket made elsewhere.
         """
 
-    def pull(self, sources: Sequence[tuple[int, bytes, int]], *, blocks: Sequence[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], num_tokens: int, skip_tokens: int, deadline_ms: int, lane: str, integrity: str = '', label: str) -> Handoff:
+    def pull(self, sources: Sequence[tuple[int, bytes, int]], *, blocks: Sequence[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], num_tokens: int, skip_tokens: int, deadline_ms: int, lane: str, integrity: str = '', ranks: int = 1, label: str) -> Handoff:
         """
-        Read an offer's blocks from its sources, each a (peer, epoch, sequence). `lane` may be empty: each peer's best. `integrity`, if not empty, is demanded of every source.
+        Read an offer's blocks from its sources, each a (peer, epoch, sequence). `lane` may be empty: each peer's best. `integrity`, if not empty, is demanded of every source. `ranks` nodes pull as one reader.
         """
 
 class Completions:

@@ -62,6 +62,7 @@ class Pull(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     deadline_s: float = 10.0
     require: str | None = None
     label: str = ""
+    ranks: int = 1
     id: str = msgspec.field(default_factory=_ids.fresh)
 
 

@@ -211,6 +211,7 @@ class NativeEngine(Protocol):
         deadline_ms: int,
         lane: str,
         integrity: str = "",
+        ranks: int = 1,
         label: str,
     ) -> NativeHandoff:
         """Read an offer's blocks from its sources, each a peer and the epoch and sequence of the ticket."""

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from kvlink.config import Limits
-from kvlink.errors import ConfigError, InvalidArgument, LaneUnavailable, NotOffered, NotReady
+from kvlink.errors import ConfigError, InvalidArgument, LaneUnavailable, NotReady
 from kvlink.handoff.arguments import (
     check_count,
     check_integrity,
@@ -22,11 +22,12 @@ from kvlink.handoff.descriptor import DESCRIPTOR_VERSION, GroupFacts, NodeDescri
 from kvlink.handoff.handles import Offer, Pull
 from kvlink.handoff.handshake import Secret, secrets_of
 from kvlink.handoff.life import Life
+from kvlink.handoff.mint import MOST_READERS
 from kvlink.handoff.pushing import PushingNode
 from kvlink.handoff.running import NodeSettings, Running
 from kvlink.handoff.submitting import Submitting
 from kvlink.handoff.terms import OfferTerms
-from kvlink.handoff.ticket import Ticket, TicketSource, make_ticket, parse_ticket
+from kvlink.handoff.ticket import TicketSource, make_ticket, parse_ticket
 from kvlink.plan import check_conversions
 from kvlink.transport import LANES, check_lanes
 
@@ -250,12 +251,16 @@ class Node(PushingNode, Submitting):
         deadline_s: float = 10.0,
         require: str | None = None,
         label: str = "",
+        ranks: int = 1,
     ) -> Pull:
         """Read an offer into `blocks`. Does not block: connecting, if need be, is done meanwhile.
 
         `blocks` covers the request from its first token. Blocks that lie within `skip_tokens`, a prefix that is
         here already, are left alone; so are holes, given as ``-1``. Slots of state are read whatever `skip_tokens`
         says, unless they are holes. `require` names the one lane to use. The outcome comes within `deadline_s`.
+
+        `ranks` nodes that pull the same ticket, such as the tensor-parallel ranks of one engine, are one of its
+        readers together; each of them says how many they are.
 
         A ticket over several sources is read from all of them: each element of this cache from one
         that holds it, and nothing from those that are not needed, which are told so. Success means
@@ -286,8 +291,9 @@ class Node(PushingNode, Submitting):
         skip_tokens = check_count(skip_tokens, low=0, high=parsed.num_tokens, called=f"{operation}: skip_tokens")
         deadline_s = check_seconds(deadline_s, called=f"{operation}: deadline_s")
         label = check_text(label, called=f"{operation}: label", may_be_empty=True)
+        ranks = check_count(ranks, low=1, high=MOST_READERS, called=f"{operation}: ranks")
         lane = self._lane(require, operation)
-        _check_groups(parsed, life, operation)
+        parsed.check_has({group.name for group in life.groups}, operation)
         tables = block_tables(blocks, life.groups, num_tokens=parsed.num_tokens, operation=operation)
         contacts = life.dialer.contacts_for(parsed.sources, deadline_s=deadline_s)
         handoff = life.engine.pull(
@@ -298,6 +304,7 @@ class Node(PushingNode, Submitting):
             deadline_ms=check_milliseconds(deadline_s, called=f"{operation}: deadline_s"),
             lane=lane,
             integrity=self._integrity,
+            ranks=ranks,
             label=label,
         )
         return Pull(handoff, self, title=operation, lasts_s=deadline_s, contacts=contacts)
@@ -483,12 +490,6 @@ def _own_ticket(life: Life, source: TicketSource, sequence: int, terms: OfferTer
         readers=terms.readers,
         ttl_ms=terms.ttl_ms,
     )
-
-
-def _check_groups(ticket: Ticket, life: Life, operation: str) -> None:
-    missing = {group.name for group in life.groups} - set(ticket.groups)
-    if missing:
-        raise NotOffered(f"{operation}: groups {sorted(missing)} of this cache are not among {ticket.groups}")
 
 
 def _copy_threads(given: int | None) -> int:

@@ -188,6 +188,7 @@ def _started(node: Node, command: c.Command) -> Handle:
             deadline_s=command.deadline_s,
             require=command.require,
             label=command.label,
+            ranks=command.ranks,
         )
     if isinstance(command, c.Reserve):
         return node.reserve(

@@ -10,12 +10,12 @@ gains nothing, since the node at the new address must prove both the secret and 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Annotated, Any
 
 import msgspec
 
-from kvlink.errors import TicketInvalid
+from kvlink.errors import NotOffered, TicketInvalid
 from kvlink.handoff.address import split_address
 
 __all__ = ["MOST_SOURCES", "Ticket", "TicketSource", "copy_of", "make_ticket", "parse_ticket"]
@@ -105,6 +105,12 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         names = [source.name for source in self.sources]
         rest = f" and {len(names) - 4} more" if len(names) > 4 else ""
         return f"{self.id} from {', '.join(names[:4])}{rest}"
+
+    def check_has(self, groups: Set[str], operation: str) -> None:
+        """Raise ``NotOffered`` if it lacks one of `groups`."""
+        missing = groups - set(self.groups)
+        if missing:
+            raise NotOffered(f"{operation}: groups {sorted(missing)} of this cache are not among {self.groups}")
 
 
 def make_ticket(

@@ -289,6 +289,10 @@ std::shared_ptr<Handoff> Engine::offer(OfferOptions options) {
 
 std::shared_ptr<Handoff> Engine::pull(PullOptions options) {
   if (options.sources.empty()) throw Error(Code::invalid_argument, "a pull needs a source");
+  if (options.ranks == 0 || options.ranks > kMaxRanks) {
+    throw Error(Code::invalid_argument,
+                "ranks is " + std::to_string(options.ranks) + ", outside [1, " + std::to_string(kMaxRanks) + "]");
+  }
   if (options.skip_tokens > options.num_tokens) {
     throw Error(Code::invalid_argument, "skip_tokens is " + std::to_string(options.skip_tokens) + ", the handoff has " +
                                             std::to_string(options.num_tokens) + " tokens");
@@ -305,6 +309,7 @@ std::shared_ptr<Handoff> Engine::pull(PullOptions options) {
   request->handle = handle;
   request->lane = options.lane;
   request->integrity = options.integrity;
+  request->ranks = options.ranks;
   try {
     {
       const std::lock_guard lock(mutex_);

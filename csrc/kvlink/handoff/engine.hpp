@@ -64,6 +64,7 @@ struct PullOptions {
   std::int64_t deadline_ms{};
   std::optional<transport::Lane> lane;
   transport::Integrity integrity{};  // that every source must give; none: as it offers
+  std::uint32_t ranks{1};            // nodes that pull the ticket together, as one of its readers
   std::string label;
 };
 

@@ -139,6 +139,7 @@ void write_claim(std::vector<std::byte>& out, const AttemptId& attempt, const Cl
   frame.body.number(claim.end_token);
   frame.body.number(claim.remaining_ms);
   frame.body.number(static_cast<std::uint8_t>(claim.integrity));
+  if (claim.ranks > 1) frame.body.number(claim.ranks);
 }
 
 std::optional<Claim> parse_claim(std::span<const std::byte> body) {
@@ -149,6 +150,10 @@ std::optional<Claim> parse_claim(std::span<const std::byte> body) {
   claim.end_token = reader.number<std::uint64_t>();
   claim.remaining_ms = reader.number<std::uint32_t>();
   const auto integrity = transport::integrity_from_number(reader.number<std::uint8_t>());
+  if (reader.remaining() != 0) {
+    claim.ranks = reader.number<std::uint32_t>();
+    if (claim.ranks < 2 || claim.ranks > kMaxRanks) return std::nullopt;
+  }
   if (!reader.complete() || !lane || !integrity || claim.first_token > claim.end_token) return std::nullopt;
   claim.lane = *lane;
   claim.integrity = *integrity;

@@ -47,6 +47,8 @@ inline constexpr std::uint32_t kMaxLayerRanges = 1U << 16U;
 inline constexpr std::size_t kMaxAddressBytes = 64U << 10U;
 inline constexpr std::size_t kMaxMessageText = 1024;
 
+/// As many as a ticket may have readers.
+inline constexpr std::uint32_t kMaxRanks = 1U << 16U;
 inline constexpr std::size_t kRenewalBytes = 32;
 /// As many as one frame takes: half of what a node can have live at most.
 inline constexpr std::uint32_t kMaxRenewals = (kMaxBodyBytes - 4) / kRenewalBytes;
@@ -64,6 +66,7 @@ struct Claim {
   std::uint64_t end_token{};
   std::uint32_t remaining_ms{};      // of the claimer's deadline, counted from sending
   transport::Integrity integrity{};  // that it demands; none: what the source offers
+  std::uint32_t ranks{1};            // nodes that claim this together: one reader
 };
 
 struct Grant {

@@ -33,7 +33,8 @@ void OfferBook::adopt_added() {
 
 void OfferBook::adopt(OfferRequest request) {
   const HandoffId id = request.handle->id().handoff;
-  Offer offer{.at = At::none, .request = std::move(request), .validated = 0, .bytes = 0, .lane = {}, .grants = {}};
+  Offer offer{
+      .at = At::none, .request = std::move(request), .validated = 0, .ranks = 1, .bytes = 0, .lane = {}, .grants = {}};
   step_offer(offer, On::offer, {.attempt = {.handoff = id, .attempt = 0}});
 }
 

@@ -114,9 +114,18 @@ class OfferBook {
     At at{At::none};
     OfferRequest request;
     std::uint32_t validated{0};
+    std::uint32_t ranks{1};  // that one reader consists of, as the first claim says
     std::uint64_t bytes{0};
     std::string lane;
     std::list<Grant> grants;  // live ones
+
+    /// How many claims end it.
+    [[nodiscard]] std::uint64_t wanted() const noexcept { return std::uint64_t{request.readers} * ranks; }
+    /// Nobody has claimed it, or all who have let go.
+    [[nodiscard]] bool untouched() const noexcept { return validated == 0 && grants.empty(); }
+    [[nodiscard]] bool has_room(const Claim& claim) const noexcept {
+      return untouched() || (claim.ranks == ranks && validated + grants.size() < wanted());
+    }
   };
   using Offers = std::map<HandoffId, Offer>;
   /// A claim that came before its offer, as it may where a scheduler mints the ids.

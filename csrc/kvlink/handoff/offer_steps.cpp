@@ -41,7 +41,7 @@ Set<If> OfferBook::guards_of(const Offer& offer, const News& news) const {
   holding.put(If::unseen, unseen(request.handle->id().handoff));
   holding.put(If::pushed, request.push != nullptr);
   holding.put(If::same_peer, request.push_peer && request.push_peer == news.peer);
-  holding.put(If::last_reader, offer.validated >= request.readers);
+  holding.put(If::last_reader, offer.validated >= offer.wanted());
   holding.put(If::no_grants, offer.grants.empty());
   holding.put(If::lease_lives, news.now < request.expires_ns);
   holding.put(If::within_cap, renewed_until(request, news.lease_ms, news.now) <= request.cap_ns);
@@ -60,7 +60,7 @@ Set<If> OfferBook::guards_of(const Offer* offer, const Grant* grant, const News&
   holding.put(If::committed, !is_push || offer->request.push->is_committed());
   // An offer that is not there has no bounds: only `known` keeps it from being claimed.
   holding.put(If::tokens_fit, offer == nullptr || (news.claim && news.claim->end_token <= offer->request.num_tokens));
-  holding.put(If::reader_left, offer == nullptr || offer->validated + offer->grants.size() < offer->request.readers);
+  holding.put(If::reader_left, offer == nullptr || (news.claim && offer->has_room(*news.claim)));
   if (grant != nullptr) {
     holding.put(If::same_peer, grant->peer == news.peer);
     holding.put(If::same_attempt, grant->attempt == news.attempt);
@@ -103,6 +103,7 @@ void OfferBook::step_grant(Offer* offer, Grant* grant, At from, On event, const 
   if (row->to == At::granted && from == At::none) {
     ++news.peer->handoffs;
     news.peer->rate.begin(now_ns());
+    if (offer->untouched()) offer->ranks = news.claim->ranks;
     grant = &offer->grants.emplace_back(Grant{.at = row->to,
                                               .peer = news.peer,
                                               .attempt = news.attempt,
@@ -257,7 +258,12 @@ Failure OfferBook::why_refused(const Offer* offer, const News& news) const {
     return {Code::not_offered, "tokens up to " + std::to_string(news.claim->end_token) + " were claimed, " +
                                    std::to_string(request.num_tokens) + " are offered"};
   }
-  if (offer->validated + offer->grants.size() >= request.readers) {
+  if (news.claim->ranks != offer->ranks && !offer->untouched()) {
+    return {Code::already_claimed, "it was claimed by one of " + std::to_string(offer->ranks) +
+                                       " ranks, and now by one of " + std::to_string(news.claim->ranks) +
+                                       ": all ranks of a reader must say the same, and so must all readers"};
+  }
+  if (!offer->has_room(*news.claim)) {
     return {Code::already_claimed, "the offer has " + std::to_string(request.readers) +
                                        " reader(s) and all of them have claimed it; offer with readers=n for more"};
   }

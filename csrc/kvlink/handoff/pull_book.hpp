@@ -46,6 +46,7 @@ struct PullRequest {
   std::int64_t deadline_ns{};
   std::optional<transport::Lane> lane;  // required; none: each peer's best
   transport::Integrity integrity{};     // demanded; none: as each source offers
+  std::uint32_t ranks{1};               // that pull the same ticket as one reader
   bool is_reservation{false};           // its one part waits for a push, under the id of the reservation
 };
 

@@ -254,7 +254,8 @@ void PullBook::send_claim(Part& part) {
                .first_token = pull.request.skip_tokens,
                .end_token = pull.request.num_tokens,
                .remaining_ms = static_cast<std::uint32_t>(std::min<std::int64_t>(left_ms, UINT32_MAX)),
-               .integrity = pull.request.integrity});
+               .integrity = pull.request.integrity,
+               .ranks = pull.request.ranks});
 }
 
 void PullBook::check_terms(const Part& part, const Grant& grant) const {

@@ -79,9 +79,7 @@ class KvlinkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         else:
             rank, world_size = _rank(vllm_config)
             engine_id = vllm_config.kv_transfer_config.engine_id
-            self.worker = WorkerHalf(
-                config, name=f"vllm-{engine_id}-{rank}"[:200], rank=rank, world_size=world_size
-            )
+            self.worker = WorkerHalf(config, name=f"vllm-{engine_id}-{rank}"[:200], rank=rank, world_size=world_size)
 
     # What vLLM asks before there is a connector.
 

@@ -1,4 +1,4 @@
-"""The half in vLLM's scheduler: decides what is offered and pulled, and mints the tickets. No node, no UCX, no waiting."""
+"""The half in vLLM's scheduler: decides what is offered and pulled, and mints the tickets. It has no node."""
 
 from __future__ import annotations
 
@@ -169,9 +169,7 @@ class SchedulerHalf:
             Send(id=fresh.id, request_id=request_id, ticket=ticket, tables=tuple(map(tuple, tables)))
         )
         handed_over = [tables[group.index] for group in self._facts.groups]
-        return True, prefilled(
-            self._facts.engine, request_id, ticket=ticket, blocks=handed_over, num_tokens=num_tokens
-        )
+        return True, prefilled(self._facts.engine, request_id, ticket=ticket, blocks=handed_over, num_tokens=num_tokens)
 
     def _receive(
         self, request_id: str, remote: RemotePrefill, *, tables: Tables, skip_tokens: int, quiet: bool = False

@@ -36,7 +36,7 @@ class PagedGroup:
 
 
 def whole_blocks(num_tokens: int, sizes: Sequence[int]) -> int:
-    """Return `num_tokens`, rounded up to whole blocks of all `sizes`, of which each is a multiple of the smaller ones."""
+    """Return `num_tokens`, rounded up to blocks of each of `sizes`, which divide the largest of them."""
     largest = max(sizes, default=1)
     return -(-num_tokens // largest) * largest
 

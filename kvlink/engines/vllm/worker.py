@@ -1,4 +1,4 @@
-"""The half in each of vLLM's workers: one node a rank, which is told what to do and asked what happened; nothing waits."""
+"""The half in each of vLLM's workers: one node, told what to do and asked what happened. Nothing waits."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ class WorkerHalf:
         self._ledger = Ledger()
         self._tally = Tally()
         self._receives: dict[str, Receive] = {}
+        self._refused: list[Event] = []
         self._bad_blocks: set[int] = set()
         self._described: DescribedCache | None = None
         self._one_group = True
@@ -94,14 +95,20 @@ class WorkerHalf:
         commands: list[Command] = [self._offer(send) for send in orders.sends]
         commands += [self._pull(receive) for receive in orders.receives]
         commands += [Cancel(command_id) for command_id in orders.cancels]
-        node.submit(commands)
+        try:
+            node.submit(commands)
+        except KvlinkError as error:  # of the batch as a whole, such as Busy: nothing of it was started
+            for command in commands:
+                if not isinstance(command, Cancel):
+                    self._refused.append(Event(id=command.id, tag=None, kind="outcome", error=error))
+                    self._refused.append(Event(id=command.id, tag=None, kind="released"))
 
     def poll(self) -> Report:
         """Return what has ended since the last call. Does not wait."""
         if self.node is None:
             return Report()
-        events: list[Event] = self.node.completions()
-        report = self._ledger.take(events)
+        refused, self._refused = self._refused, []
+        report = self._ledger.take([*refused, *self.node.completions()])
         for ended in report.ended:
             self._note(ended, report)
         return report
@@ -142,6 +149,7 @@ class WorkerHalf:
             blocks=node_tables(tables, described.groups, num_tokens=receive.num_tokens),
             skip_tokens=receive.skip_tokens,
             deadline_s=self._config.deadline_s,
+            ranks=self._world_size,
             label=receive.request_id[:200],
         )
 
