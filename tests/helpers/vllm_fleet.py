@@ -121,7 +121,8 @@ class RemoteEngine:
         end = time.monotonic() + timeout_s
         while not condition():
             left = end - time.monotonic()
-            assert left > 0 and self.channel.poll(left), f"{self}: no {what} within {timeout_s} s:\n{self._last_words()}"
+            came = left > 0 and self.channel.poll(left)
+            assert came, f"{self}: no {what} within {timeout_s} s:\n{self._last_words()}"
             self.read()
 
     def _last_words(self) -> str:
@@ -181,7 +182,7 @@ def settled(engine: RemoteEngine, *, free_blocks: int, within_s: float = 5.0) ->
         state = engine.state()
         if state.held_requests == 0 and state.free_blocks == free_blocks:
             return state
-        assert time.monotonic() < end, f"{engine}: after {within_s} s {state}, {free_blocks} blocks were free at the start"
+        assert time.monotonic() < end, f"{engine}: after {within_s} s {state}, at the start {free_blocks} were free"
         engine.channel.poll(0.02)  # an answer, or a little time
 
 

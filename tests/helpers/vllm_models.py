@@ -34,9 +34,11 @@ def save_gemma(directory: Path) -> Path:
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
     kinds = ["sliding_attention"] * 3 + ["full_attention"]
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(7)
         model = Gemma3ForCausalLM(Gemma3TextConfig(**_SIZES, sliding_window=64, layer_types=kinds))
+        # Or what a token is would outweigh all that attention adds, and wrong KV would change no answer.
+        model.model.embed_tokens.weight.mul_(0.05)
     return _save(model, directory)
 
 
@@ -45,7 +47,8 @@ def save_deepseek(directory: Path) -> Path:
     import torch
     from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
 
-    latents = {"kv_lora_rank": 512, "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+    latents = {"kv_lora_rank": 512, "q_lora_rank": None}
+    latents |= {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
     sizes = {name: value for name, value in _SIZES.items() if name not in ("head_dim", "num_key_value_heads")}
     dense = {"first_k_dense_replace": _SIZES["num_hidden_layers"], "n_routed_experts": 2, "num_experts_per_tok": 1}
     dense |= {"n_shared_experts": 1, "moe_intermediate_size": 64, "n_group": 1, "topk_group": 1}

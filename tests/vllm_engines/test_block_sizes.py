@@ -1,6 +1,6 @@
 """Blocks of 64 tokens at one engine and of 32 at the other: the answer is right, or the pull is refused and says why.
 
-A CPU's attention packs the tokens of a block together, so that half a block of 64 is no block of 32: kvlink must refuse.
+A CPU's attention packs the tokens of a block together, so that half a block of 64 is no block of 32: kvlink refuses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Prefill may use its blocks for others once a lease is over: decode then hears of it, and never decodes with theirs."""
+"""Prefill may use its blocks for others once a lease is over: decode hears of it, and never decodes with theirs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ pytestmark = pytest.mark.expects_warnings
 #: A short lease that readers cannot keep alive for longer.
 SHORT = {"ttl_s": 1.5, "lease_cap_s": 1.5}
 #: So few blocks at the prefill engine that the next prompts need those of the last.
-BLOCKS = 24
+FEW = {"num_gpu_blocks_override": 24, "max_model_len": 700}
 
 
 @pytest.fixture(scope="module")
 def engines(fleet):
     """A prefill engine with short leases and few blocks, a decode engine for each policy, and one alone."""
     started = [
-        fleet.begin("prefill", kvlink_connector("kv_producer", **SHORT), num_gpu_blocks_override=BLOCKS, max_model_len=700),
+        fleet.begin("prefill", kvlink_connector("kv_producer", **SHORT), **FEW),
         fleet.begin("recompute", kvlink_connector("kv_consumer")),
         fleet.begin("fail", kvlink_connector("kv_consumer", policy="fail")),
         fleet.begin("alone"),
@@ -31,7 +31,7 @@ def engines(fleet):
 
 
 def overwrite_all_blocks(engine):
-    """Let an engine with `BLOCKS` blocks use each of them for something else."""
+    """Let an engine with so few blocks use each of them for something else."""
     for number in range(2):
         engine.ask(prompt(600, 100 + number), 1).answer()
 
@@ -64,7 +64,7 @@ def test_a_lease_that_ended_before_decode_came_is_noticed(engines, policy):
 
 @pytest.mark.parametrize("policy", ["recompute", "fail"])
 def test_a_lease_that_ends_while_decode_reads_is_noticed(engines, policy):
-    """The decode engine is stopped with its pull under way: what it reads afterwards is of the prompts that came after."""
+    """Decode is stopped with its pull under way: what it reads afterwards is of the prompts that came later."""
     source, target = engines["prefill"], engines[policy]
     free = [engine.state().free_blocks for engine in (source, target)]
     asked = prompt(513, 2)

@@ -1,4 +1,4 @@
-"""What a request answers whose prompt was computed elsewhere: the same as one engine alone, and only because of its KV."""
+"""The answer to a prompt that was computed elsewhere: that of one engine alone, and only because of its KV."""
 
 from __future__ import annotations
 
