@@ -138,7 +138,7 @@ def run(options: argparse.Namespace, logs: str) -> bool:
         well = show(options, url, decode)
         if options.keep:
             print(f"serving: POST {url}/v1/completions; interrupt to end", flush=True)
-            threading.Event().wait()
+            threading.Event().wait(timeout=None)
     except KeyboardInterrupt:
         pass
     finally:
