@@ -36,6 +36,24 @@ void claims_and_grants_name_a_checksum_or_none() {
   }
 }
 
+void claims_say_how_many_ranks_make_one_reader() {
+  std::vector<std::byte> out;
+  write_claim(out, kAttempt, {.lane = transport::Lane::staged, .end_token = 5});
+  const std::size_t alone = body_of(out, Kind::claim).size();
+  CHECK(parse_claim(body_of(out, Kind::claim))->ranks == 1);
+  out.clear();
+  write_claim(out, kAttempt, {.lane = transport::Lane::staged, .end_token = 5, .ranks = 3});
+  const auto body = body_of(out, Kind::claim);
+  CHECK(body.size() == alone + 4 && parse_claim(body)->ranks == 3);
+  for (std::size_t length = alone + 1; length < body.size(); ++length) CHECK(!parse_claim(body.first(length)));
+  for (const std::byte few : {std::byte{0}, std::byte{1}}) {  // is written without the field
+    out[out.size() - 4] = few;
+    CHECK(!parse_claim(body_of(out, Kind::claim)));
+  }
+  out.back() = std::byte{1};
+  CHECK(!parse_claim(body_of(out, Kind::claim)));
+}
+
 void a_checksum_that_is_none_is_refused() {
   std::vector<std::byte> out;
   write_claim(out, kAttempt, {.lane = transport::Lane::staged, .end_token = 5, .integrity = Integrity::xxh3});
@@ -73,6 +91,7 @@ void sums_say_where_they_begin_and_are_never_empty() {
 int main() {
   return test::run({
       {"claims_and_grants_name_a_checksum_or_none", claims_and_grants_name_a_checksum_or_none},
+      {"claims_say_how_many_ranks_make_one_reader", claims_say_how_many_ranks_make_one_reader},
       {"a_checksum_that_is_none_is_refused", a_checksum_that_is_none_is_refused},
       {"pieces_are_those_of_fetch", pieces_are_those_of_fetch},
       {"sums_say_where_they_begin_and_are_never_empty", sums_say_where_they_begin_and_are_never_empty},
