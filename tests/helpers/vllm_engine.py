@@ -234,3 +234,24 @@ def script_faults(engine: Engine, **script: Any) -> None:
 def fault_counts(engine: Engine) -> dict[str, int]:
     """What came of the last script."""
     return engine.faults.read()
+
+
+def read_blocks(engine: Engine, blocks: list[int]) -> list[Any]:
+    """The contents of these blocks, an array a layer."""
+    return [layer[list(blocks)].float().numpy().copy() for layer in _layers(engine)]
+
+
+def find_blocks(engine: Engine, contents: list[Any]) -> list[int | None]:
+    """Where each of the blocks that `read_blocks` returned of another engine is here, or None."""
+    layers = [layer.float().numpy() for layer in _layers(engine)]
+    axes = tuple(range(1, layers[0].ndim))
+    found: list[int | None] = []
+    for number in range(len(contents[0])):
+        same = [(here == there[number]).all(axis=axes) for here, there in zip(layers, contents, strict=True)]
+        places = [place for place in range(len(same[0])) if all(one[place] for one in same)]
+        found.append(places[0] if places else None)
+    return found
+
+
+def _layers(engine: Engine) -> list[Any]:
+    return engine.llm.llm_engine.model_executor.driver_worker.worker.model_runner.kv_caches

@@ -196,7 +196,6 @@ def kvlink_connector(role: str = "kv_both", *, policy: str = "recompute", **extr
     """The part of vLLM's configuration that asks for kvlink's connector."""
     return {
         "kv_connector": "KvlinkConnector",
-        "kv_connector_module_path": "kvlink.engines.vllm",
         "kv_role": role,
         "kv_load_failure_policy": policy,
         "kv_connector_extra_config": {"listen": "127.0.0.1:0", **extra},

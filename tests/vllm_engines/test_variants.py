@@ -30,7 +30,6 @@ VARIANTS = {
     "fp8": Variant(both={"kv_cache_dtype": "fp8", "dtype": "bfloat16"}),
     "bfloat16": Variant(both={"dtype": "bfloat16"}),
     "gemma": Variant(model="gemma"),
-    "deepseek": Variant(model="deepseek", both={"block_size": 16}),
 }
 
 
