@@ -12,11 +12,14 @@ from helpers.vllm_fleet import hand_off, kvlink_connector, prompt, settled
 
 pytestmark = pytest.mark.expects_warnings
 
+#: Whom the source refuses cannot tell it that nobody will come, so that its blocks are free when the lease ends.
+LEASE_S = 2.0
+
 
 @pytest.fixture(scope="module")
 def engines(fleet):
     """One engine for each size, both may do both."""
-    started = {size: fleet.begin(f"blocks-{size}", kvlink_connector(), block_size=size) for size in (32, 64)}
+    started = {size: fleet.begin(f"blocks-{size}", kvlink_connector(ttl_s=LEASE_S), block_size=size) for size in (32, 64)}
     return {size: engine.wait_ready() for size, engine in started.items()}
 
 
@@ -35,5 +38,5 @@ def test_unequal_blocks_never_make_a_wrong_answer(engines, source_tokens, target
         said = [line for line in Path(target.start.log).read_text().splitlines() if "kvlink: pull" in line]
         assert said, "the prompt was computed again, and nobody said why"
         assert "block" in said[-1], said[-1]
-    settled(source, free_blocks=free[0])
+    settled(source, free_blocks=free[0], within_s=LEASE_S + 3.0)
     settled(target, free_blocks=free[1])
