@@ -134,7 +134,10 @@ class KvlinkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def build_connector_meta(self, scheduler_output: Any) -> _Metadata:
         """Return what workers must do."""
-        return _Metadata(self._scheduler().take_orders())
+        scheduler = self._scheduler()
+        if scheduler.pushing:
+            self._tell_progress(scheduler, scheduler_output)
+        return _Metadata(scheduler.take_orders())
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Learn what has arrived."""
@@ -173,6 +176,11 @@ class KvlinkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Return what the scheduler must know of this worker."""
         return _Handshake(self._worker().facts)
 
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        """Begin a step: vLLM calls this before any of its layers is computed."""
+        assert isinstance(kv_connector_metadata, _Metadata)
+        self._worker().begin(kv_connector_metadata.orders)
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Start what the scheduler has ordered."""
         metadata = self._get_connector_metadata()
@@ -183,7 +191,8 @@ class KvlinkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Do nothing: a request is scheduled once all of its layers are here."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Do nothing: blocks are read where they lie."""
+        """Push what the layer has computed, where that is asked for; else blocks are read where they lie."""
+        self._worker().layer_done(layer_name)
 
     def wait_for_save(self) -> None:
         """Do nothing: blocks are kept until they were read."""
@@ -217,6 +226,24 @@ class KvlinkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """End the node."""
         if self.worker is not None:
             self.worker.close()
+
+    @staticmethod
+    def _tell_progress(scheduler: SchedulerHalf, step: Any) -> None:
+        """Tell which tokens of pushed prompts a step computes, and into which blocks."""
+        cached = step.scheduled_cached_reqs
+        for request_id in cached.resumed_req_ids & scheduler.pushing:
+            scheduler.preempted(request_id)
+        begins = {new.req_id: new.num_computed_tokens for new in step.scheduled_new_reqs}
+        begins.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        for request_id in scheduler.pushing & begins.keys():
+            tables = step.kv_connector_block_state.get_block_ids(request_id)
+            first = begins[request_id]
+            if tables is not None:
+                scheduler.scheduled(
+                    request_id,
+                    tuple(map(tuple, tables)),
+                    range(first, first + step.num_scheduled_tokens.get(request_id, 0)),
+                )
 
     def _scheduler(self) -> SchedulerHalf:
         assert self.scheduler is not None, "vLLM asks a worker for what only its scheduler knows"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Receive", "Send", "StepOrders", "WorkerFacts"]
+__all__ = ["Expect", "Finish", "Progress", "Receive", "Reserve", "Send", "StepOrders", "WorkerFacts"]
 
 Tables = tuple[tuple[int, ...], ...]
 
@@ -53,6 +53,57 @@ class Receive:
     quiet: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expect:
+    """Push a prompt of `num_tokens` tokens to whoever announces a reservation for it under `key`.
+
+    Attributes
+    ----------
+    id
+        Of the push, which what follows names it by.
+    """
+
+    id: str
+    request_id: str
+    key: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Tokens from `first_token` to `end_token` of a prompt that is pushed are computed in this step, into `tables`."""
+
+    id: str
+    tables: Tables
+    first_token: int
+    end_token: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """A prompt that is pushed is computed, or, if not `complete`, never will be.
+
+    With `report`, vLLM keeps its blocks until it is told that they are free.
+    """
+
+    id: str
+    complete: bool
+    report: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserve:
+    """Hold blocks to be pushed into, and tell so under `key` at `address`, the first rank of the prefill engine."""
+
+    id: str
+    request_id: str
+    tables: Tables
+    num_tokens: int
+    skip_tokens: int
+    key: str
+    address: str
+
+
 @dataclass(frozen=True, slots=True)
 class StepOrders:
     """All that is new in one step; `cancels` are ids of commands."""
@@ -60,6 +111,10 @@ class StepOrders:
     sends: list[Send] = field(default_factory=list)
     receives: list[Receive] = field(default_factory=list)
     cancels: list[str] = field(default_factory=list)
+    expects: list[Expect] = field(default_factory=list)
+    progress: list[Progress] = field(default_factory=list)
+    finishes: list[Finish] = field(default_factory=list)
+    reserves: list[Reserve] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvlink.errors import TicketInvalid
-from kvlink.handoff.address import split_address
+from kvlink.handoff.address import join_address, split_address
 from kvlink.handoff.ticket import Ticket, parse_ticket
 
-__all__ = ["TICKET_KEY", "EngineFacts", "RemotePrefill", "prefilled", "wants_prefill_kept", "wants_remote_prefill"]
+__all__ = [
+    "TICKET_KEY",
+    "EngineFacts",
+    "Meeting",
+    "RemotePrefill",
+    "prefilled",
+    "pushed",
+    "wants_prefill_kept",
+    "wants_remote_prefill",
+]
 
 TICKET_KEY = "kvlink"
 """Where a ticket is in the parameters."""
@@ -73,6 +82,51 @@ class RemotePrefill:
         return cls(ticket=dict(ticket), parsed=parsed, num_tokens=num_tokens)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """How the two sides of a push find each other, where the router sends both their request at once.
+
+    Attributes
+    ----------
+    transfer_id
+        The router's: any text that no other request has.
+    address
+        ``host:port`` of the prefill engine's first rank; empty on the prefill side.
+    """
+
+    transfer_id: str
+    address: str = ""
+
+    @classmethod
+    def of(cls, params: Mapping[str, Any]) -> Meeting | None:
+        """Return what the parameters say of it, ``None`` if they have no `transfer_id`, or have a ticket.
+
+        Raises
+        ------
+        TicketInvalid
+            If a decode request does not say where prefill is, or the id is no text of moderate length.
+        """
+        transfer_id = params.get("transfer_id")
+        if transfer_id is None or params.get(TICKET_KEY) is not None:
+            return None
+        if not isinstance(transfer_id, str) or not transfer_id.isprintable() or not 1 <= len(transfer_id) <= 200:
+            raise TicketInvalid(f"transfer_id is {transfer_id!r:.80}: it must be printable text of 1 to 200 characters")
+        if not params.get("do_remote_prefill"):
+            return cls(transfer_id=transfer_id)
+        host, port = params.get("remote_host"), params.get("remote_port")
+        if not isinstance(host, str) or isinstance(port, bool) or not isinstance(port, int):
+            raise TicketInvalid(
+                f"transfer_id {transfer_id!r}: remote_host is {host!r} and remote_port {port!r}: a request that is "
+                "pushed needs the address that its prefill engine listens at"
+            )
+        address = join_address(host, port)
+        try:
+            split_address(address)
+        except ValueError as error:
+            raise TicketInvalid(f"transfer_id {transfer_id!r}: {error}") from None
+        return cls(transfer_id=transfer_id, address=address)
+
+
 def wants_prefill_kept(params: Mapping[str, Any] | None) -> bool:
     """Whether a request asks for its prefill to be kept for a decode elsewhere."""
     return bool(params) and bool((params or {}).get("do_remote_decode"))
@@ -103,4 +157,17 @@ def prefilled(
         "remote_blocks_expiry_time": None,
         "transfer_mode": "pull",
         TICKET_KEY: dict(ticket),
+    }
+
+
+def pushed(engine: EngineFacts, request_id: str, *, transfer_id: str, num_tokens: int) -> dict[str, Any]:
+    """Return the parameters of a prefill that is pushed: nothing that anybody could pull."""
+    return {
+        "do_remote_prefill": False,
+        "do_remote_decode": False,
+        "remote_engine_id": engine.engine_id,
+        "remote_request_id": request_id,
+        "remote_num_tokens": num_tokens,
+        "transfer_id": transfer_id,
+        "transfer_mode": "push",
     }

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from kvlink.commands import Offer, Pull
+from kvlink.commands import Offer, Pull, Push
+from kvlink.commands import Reserve as ReserveCommand
 from kvlink.engines.vllm.config import ConnectorConfig
 from kvlink.engines.vllm.layouts import CacheGroup
-from kvlink.engines.vllm.messages import Receive, Send, StepOrders, Tables, WorkerFacts
+from kvlink.engines.vllm.messages import (
+    Expect,
+    Finish,
+    Progress,
+    Receive,
+    Reserve,
+    Send,
+    StepOrders,
+    Tables,
+    WorkerFacts,
+)
 from kvlink.engines.vllm.params import (
     EngineFacts,
+    Meeting,
     RemotePrefill,
     prefilled,
+    pushed,
     wants_prefill_kept,
     wants_remote_prefill,
 )
@@ -59,6 +72,9 @@ class SchedulerHalf:
         self._whole_blocks = False
         self._orders = StepOrders()
         self._pulling: dict[str, str] = {}  # by request, the command that vLLM waits for
+        self._pushing: dict[str, Expect] = {}  # by request
+        # Blocks that a window has left behind are given to others while the prompt is computed still.
+        self._may_push = config.push and all(group.window is None for group in facts.groups)
         self._causes: dict[str, int] = {}  # why requests were refused here, since they were last asked for
 
     def meet_workers(self, workers: Mapping[tuple[int, int], WorkerFacts]) -> None:
@@ -68,7 +84,29 @@ class SchedulerHalf:
         self._whole_blocks = any(one.whole_blocks for one in facts)
 
     def arrived(self, request: Any) -> None:
-        """Cut what prefill must leave to decode from the prompt of a request that decodes elsewhere."""
+        """Look at a request that has just come: what must be left to decode is cut off, and a push is expected."""
+        self._cut(request)
+        params = request.kv_transfer_params
+        if not self._may_push or not wants_prefill_kept(params):
+            return
+        try:
+            meeting = Meeting.of(params)
+        except TicketInvalid as error:
+            log.warning("request %s is not pushed: %s", request.request_id, error)
+            self._count(error)
+            return
+        if meeting is not None:
+            command = Push(ticket={}, blocks=())
+            expect = Expect(
+                id=command.id,
+                request_id=request.request_id,
+                key=meeting.transfer_id,
+                num_tokens=request.num_prompt_tokens,
+            )
+            self._pushing[request.request_id] = expect
+            self._orders.expects.append(expect)
+
+    def _cut(self, request: Any) -> None:
         params = request.kv_transfer_params
         cut = self._facts.held_back_tokens
         if not cut or not wants_prefill_kept(params) or params.get(_TRUNCATED):
@@ -91,7 +129,8 @@ class SchedulerHalf:
         if not wants_remote_prefill(request.kv_transfer_params):
             return 0, False
         try:
-            remote = RemotePrefill.of(request.kv_transfer_params)
+            meeting = self._meeting(request)
+            remote = None if meeting else RemotePrefill.of(request.kv_transfer_params)
         except TicketInvalid:
             return 0, False  # told, and counted, once blocks are allocated
         count = self._usable_tokens(request, remote) - num_computed_tokens
@@ -104,10 +143,15 @@ class SchedulerHalf:
             return
         params["do_remote_prefill"] = False  # one pull a request, whatever comes of it
         try:
-            remote = RemotePrefill.of(params)
+            meeting = self._meeting(request)
+            remote = None if meeting else RemotePrefill.of({**params, "do_remote_prefill": True})
         except TicketInvalid as error:
             log.warning("request %s is computed here: %s", request.request_id, error)
             self._count(error)
+            return
+        if meeting is not None or remote is None:
+            if meeting is not None and num_external_tokens > 0:
+                self._reserve(request, meeting, tables, num_external_tokens)
             return
         if num_external_tokens == 0:
             self._let_go(request.request_id, remote)
@@ -129,12 +173,31 @@ class SchedulerHalf:
             except TicketInvalid as error:
                 self._count(error)
             return False, None
+        if (expect := self._pushing.pop(request.request_id, None)) is not None:
+            return self._finish_push(request, expect)
         if not wants_prefill_kept(params) or request.status.name not in _HANDED_OVER:
             return False, None
         num_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
         if not num_tokens or not any(tables):
             return False, None
         return self._offer(request.request_id, tables, num_tokens)
+
+    def scheduled(self, request_id: str, tables: Tables, tokens: range) -> None:
+        """Hear that a step computes `tokens` of a request, into `tables`."""
+        if (expect := self._pushing.get(request_id)) is not None:
+            self._orders.progress.append(
+                Progress(id=expect.id, tables=tables, first_token=tokens.start, end_token=tokens.stop)
+            )
+
+    @property
+    def pushing(self) -> Set[str]:
+        """The requests of which ``scheduled`` must be told."""
+        return self._pushing.keys()
+
+    def preempted(self, request_id: str) -> None:
+        """Hear that a request starts over in other blocks: what was pushed of it is of no use."""
+        if (expect := self._pushing.pop(request_id, None)) is not None:
+            self._orders.finishes.append(Finish(id=expect.id, complete=False, report=False))
 
     def take_orders(self) -> StepOrders:
         """Return what workers must do that they were not told before."""
@@ -151,11 +214,40 @@ class SchedulerHalf:
         causes, self._causes = self._causes, {}
         return causes
 
-    def _usable_tokens(self, request: Any, remote: RemotePrefill) -> int:
-        prompt = request.num_prompt_tokens
+    def _usable_tokens(self, request: Any, remote: RemotePrefill | None) -> int:
+        prompt = int(request.num_prompt_tokens)
         if prompt > self._facts.held_back_tokens:
             prompt -= self._facts.held_back_tokens
-        return int(min(prompt, remote.num_tokens))
+        return prompt if remote is None else min(prompt, remote.num_tokens)
+
+    def _meeting(self, request: Any) -> Meeting | None:
+        """Return how a request's prefill is met that is pushed here; raises ``TicketInvalid`` if that is not said."""
+        if not self._may_push:
+            return None
+        return Meeting.of({**request.kv_transfer_params, "do_remote_prefill": True})
+
+    def _reserve(self, request: Any, meeting: Meeting, tables: Tables, num_external_tokens: int) -> None:
+        end = self._usable_tokens(request, None)
+        command = ReserveCommand(blocks=(), num_tokens=end)
+        self._pulling[request.request_id] = command.id
+        self._orders.reserves.append(
+            Reserve(
+                id=command.id,
+                request_id=request.request_id,
+                tables=tables,
+                num_tokens=end,
+                skip_tokens=end - num_external_tokens,
+                key=meeting.transfer_id,
+                address=meeting.address,
+            )
+        )
+
+    def _finish_push(self, request: Any, expect: Expect) -> tuple[bool, dict[str, Any] | None]:
+        """Keep the blocks until the push is over, which one that was aborted soon is."""
+        complete = request.status.name in _HANDED_OVER
+        self._orders.finishes.append(Finish(id=expect.id, complete=complete))
+        told = pushed(self._facts.engine, request.request_id, transfer_id=expect.key, num_tokens=expect.num_tokens)
+        return True, told if complete else None
 
     def _offer(self, request_id: str, tables: Sequence[Sequence[int]], num_tokens: int) -> tuple[bool, dict[str, Any]]:
         if self._mint is None:

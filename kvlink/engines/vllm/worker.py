@@ -8,12 +8,14 @@ from typing import Any
 
 import kvlink
 from kvlink.commands import Cancel, Command, Event, Offer, Pull
+from kvlink.commands import Reserve as ReserveCommand
 from kvlink.engines.vllm.config import ConnectorConfig, rank_address
 from kvlink.engines.vllm.layouts import CacheGroup, Content, DescribedCache, RankPlace, describe
 from kvlink.engines.vllm.ledger import Ended, Ledger, Report
-from kvlink.engines.vllm.messages import Receive, Send, StepOrders, WorkerFacts
+from kvlink.engines.vllm.messages import Receive, Reserve, Send, StepOrders, WorkerFacts
+from kvlink.engines.vllm.pushes import Pushes
 from kvlink.engines.vllm.stats import Tally
-from kvlink.engines.vllm.tables import node_tables
+from kvlink.engines.vllm.tables import node_tables, whole_blocks
 from kvlink.errors import KvlinkError
 
 __all__ = ["WorkerHalf"]
@@ -40,6 +42,8 @@ class WorkerHalf:
         self._receives: dict[str, Receive] = {}
         self._refused: list[Event] = []
         self._bad_blocks: set[int] = set()
+        self._announced: dict[str, Any] = {}
+        self._pushes: Pushes | None = None
         self._described: DescribedCache | None = None
         self._one_group = True
         self.node: kvlink.Node | None = None
@@ -79,6 +83,7 @@ class WorkerHalf:
             copy_threads=config.copy_threads,
             integrity=config.integrity,
         )
+        self._pushes = Pushes(config, self.node, described, self._ledger, rank=self._rank)
         log.info("kvlink: %s listens at %s over %r", self._name, self.node.address, described.cache)
 
     @property
@@ -87,8 +92,22 @@ class WorkerHalf:
         node, described = self._started()
         return WorkerFacts(descriptor=node.descriptor, whole_blocks=described.whole_blocks)
 
+    def begin(self, orders: StepOrders) -> None:
+        """Take what a step says of pushes, before its layers are computed. Does not wait."""
+        if self._pushes is not None:
+            self._pushes.begin(orders)
+
+    def layer_done(self, layer: str) -> None:
+        """Push what a layer has computed in this step. Does not wait."""
+        if self._pushes:
+            self._pushes.layer_done(layer)
+
     def start(self, orders: StepOrders) -> None:
-        """Start what the scheduler half has ordered. Does not wait."""
+        """Start what the scheduler half has ordered, after the layers were computed. Does not wait."""
+        if self._pushes:
+            self._pushes.end()
+        for reserve in orders.reserves:
+            self._reserve(reserve)
         if not (orders.sends or orders.receives or orders.cancels):
             return
         node, _ = self._started()
@@ -108,9 +127,12 @@ class WorkerHalf:
         if self.node is None:
             return Report()
         refused, self._refused = self._refused, []
+        self._look_at_announcements()
         report = self._ledger.take([*refused, *self.node.completions()])
         for ended in report.ended:
             self._note(ended, report)
+        if self._pushes:
+            report.sent |= self._pushes.take_sent(ended.id for ended in report.ended)
         return report
 
     def take_bad_blocks(self) -> set[int]:
@@ -152,6 +174,52 @@ class WorkerHalf:
             ranks=self._world_size,
             label=receive.request_id[:200],
         )
+
+    def _reserve(self, reserve: Reserve) -> None:
+        """Hold blocks for a push, and tell the prefill engine's rank of the same number."""
+        node, described = self._started()
+        self._ledger.expect(reserve.id, reserve.request_id, sends=False)
+        num_tokens = reserve.num_tokens
+        if described.whole_blocks:
+            num_tokens = whole_blocks(num_tokens, [group.block_tokens for group in described.groups])
+        receive = Receive(
+            id=reserve.id,
+            request_id=reserve.request_id,
+            ticket={},
+            num_tokens=num_tokens,
+            tables=reserve.tables,
+            skip_tokens=reserve.skip_tokens,
+        )
+        self._receives[reserve.id] = receive
+        command = ReserveCommand(
+            id=reserve.id,
+            blocks=node_tables(reserve.tables, described.groups, num_tokens=num_tokens),
+            num_tokens=num_tokens,
+            ttl_s=self._config.deadline_s,
+            skip_tokens=reserve.skip_tokens,
+            label=reserve.request_id[:200],
+        )
+        try:
+            ticket = node.submit([command]).get(reserve.id)
+            if ticket is not None:
+                address = rank_address(reserve.address, self._rank) or reserve.address
+                self._announced[reserve.id] = node.announce(
+                    ticket, address, key=f"{reserve.key}/{self._rank}", deadline_s=self._config.connect_timeout_s
+                )
+        except KvlinkError as error:
+            self._refused.append(Event(id=reserve.id, tag=None, kind="outcome", error=error))
+            self._refused.append(Event(id=reserve.id, tag=None, kind="released"))
+
+    def _look_at_announcements(self) -> None:
+        """End reservations of which the prefill engine cannot be told."""
+        for reserve_id, announcement in list(self._announced.items()):
+            try:
+                if announcement.poll():
+                    del self._announced[reserve_id]
+            except KvlinkError as error:
+                del self._announced[reserve_id]
+                log.warning("kvlink: prefill cannot be told of a reservation: %s: %s", type(error).__name__, error)
+                self._started()[0].submit([Cancel(reserve_id)])
 
     def _note(self, ended: Ended, report: Report) -> None:
         """Count a command that is over, say why it failed, and find out which blocks that concerns."""
