@@ -19,7 +19,9 @@ LEASE_S = 2.0
 @pytest.fixture(scope="module")
 def engines(fleet):
     """One engine for each size, both may do both."""
-    started = {size: fleet.begin(f"blocks-{size}", kvlink_connector(ttl_s=LEASE_S), block_size=size) for size in (32, 64)}
+    started = {
+        size: fleet.begin(f"blocks-{size}", kvlink_connector(ttl_s=LEASE_S), block_size=size) for size in (32, 64)
+    }
     return {size: engine.wait_ready() for size, engine in started.items()}
 
 

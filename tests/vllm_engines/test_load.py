@@ -56,6 +56,7 @@ class Client:
         return False
 
 
+@pytest.mark.slow
 def test_a_hundred_requests_are_right_and_leave_nothing_behind(engines):
     first, second, alone = engines
     free = [engine.state().free_blocks for engine in engines]
