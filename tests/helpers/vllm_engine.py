@@ -6,6 +6,7 @@ millisecond after a step that ran no model. Only so does a test see what a conne
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import time
 import traceback
@@ -201,6 +202,7 @@ def serve(start: Start, channel: Connection) -> None:
     with open(start.log, "ab", buffering=0) as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+    faulthandler.enable()
     os.environ.update(ENVIRONMENT | start.environment)
     try:
         engine = Engine(start, channel)

@@ -6,6 +6,7 @@ import itertools
 import multiprocessing
 import os
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from helpers.vllm_engine import ENVIRONMENT, PRELOADED, Answer, Start, State, cu
 #: The first engine waits for the import of vLLM, and others may share the machine.
 START_TIMEOUT_S = 240.0
 ANSWER_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 60.0
 #: A few hundred tokens are not worth two requests that happen to be alike.
 VOCABULARY = range(3, 250)
 
@@ -106,7 +107,7 @@ class RemoteEngine:
             try:
                 kind, *content = self.channel.recv()
             except EOFError:
-                raise EngineDied(f"{self} has ended:\n{self._last_words()}") from None
+                raise EngineDied(f"{self} has ended:\n{self.last_words()}") from None
             if kind == "answer":
                 self.answers[content[0]] = content[1]
             elif kind == "returned":
@@ -114,7 +115,7 @@ class RemoteEngine:
             elif kind == "ready":
                 self._ready = True
             else:
-                raise EngineDied(f"{self} has died:\n{content[0]}\n{self._last_words()}")
+                raise EngineDied(f"{self} has died:\n{content[0]}\n{self.last_words()}")
 
     def read_until(self, condition: Callable[[], bool], timeout_s: float, what: str) -> None:
         """Take messages until `condition` holds."""
@@ -122,10 +123,11 @@ class RemoteEngine:
         while not condition():
             left = end - time.monotonic()
             came = left > 0 and self.channel.poll(left)
-            assert came, f"{self}: no {what} within {timeout_s} s:\n{self._last_words()}"
+            assert came, f"{self}: no {what} within {timeout_s} s:\n{self.last_words()}"
             self.read()
 
-    def _last_words(self) -> str:
+    def last_words(self) -> str:
+        """The end of its log."""
         return "\n".join(Path(self.start.log).read_text(errors="replace").splitlines()[-15:])
 
     def ask(self, tokens: list[int], max_tokens: int = 16, kv: dict[str, Any] | None = None) -> Asked:
@@ -157,6 +159,8 @@ class RemoteEngine:
         self.process.join(STOP_TIMEOUT_S)
         code = self.process.exitcode
         if code is None:
+            os.kill(self.pid, signal.SIGABRT)  # leaves the stacks of its threads in the log
+            self.process.join(STOP_TIMEOUT_S)
             self.kill()
         self.channel.close()
         return code

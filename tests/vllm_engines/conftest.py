@@ -80,8 +80,8 @@ class Fleet:
         for engine in self._running.values():
             engine.ask_to_stop()
         codes = {name: engine.stop() for name, engine in self._running.items()}
-        assert not any(codes.values()), f"exit codes {codes}"
-        assert None not in codes.values(), f"still running: {codes}"
+        wrong = [engine.last_words() for name, engine in self._running.items() if codes[name] != 0]
+        assert not wrong, f"exit codes {codes} (None: it had to be killed)\n" + "\n\n".join(wrong)
 
 
 @pytest.fixture(scope="module")
