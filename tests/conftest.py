@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import fcntl
+import importlib.util
 import logging
 import os
 import signal
@@ -18,6 +19,8 @@ import hypothesis
 import pytest
 
 TESTS = Path(__file__).parent
+# Needs an environment of its own: `make test-vllm`.
+collect_ignore = [] if importlib.util.find_spec("vllm") else ["vllm_engines"]
 if str(TESTS) not in sys.path:
     sys.path.append(str(TESTS))  # behind everything else: `tests/typing` must not hide the standard module
 

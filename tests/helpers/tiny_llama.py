@@ -30,8 +30,15 @@ def make_model(**changes):
         return LlamaForCausalLM(LlamaConfig(**_CONFIG | changes)).eval()
 
 
-def save_model(directory: Path) -> Path:
+def save_model(directory: Path, **changes) -> Path:
     """Save the model to `directory` with a tokenizer that has a token for each byte."""
+    save_tokenizer(directory)
+    make_model(**changes).save_pretrained(directory)
+    return directory
+
+
+def save_tokenizer(directory: Path) -> None:
+    """Save a tokenizer that has a token for each byte, and no template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -41,5 +48,3 @@ def save_model(directory: Path) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>").save_pretrained(directory)
-    make_model().save_pretrained(directory)
-    return directory
