@@ -51,10 +51,21 @@ def test_connecting_again_and_again_leaves_nothing(lane: Lane, workers: Callable
     source, target = (workers(role, lane.env) for role in ("source", "target"))
     for role, worker in (("source", source), ("target", target)):
         worker.call("open", Geometry(), Placement(memory=lane.memory), seed=1, name=role)
-    _, ticket = source.call("offer", [0], 4, ttl_s=600, readers=1 << 16)
+    _, ticket = source.call("offer", [0], 4, ttl_s=600, readers=1 << 16)  # goes on without its handle
 
     def connect(times: int) -> None:
-        assert target.call("reconnect", ticket, 0, "source", times=times, require=lane.lane, timeout_s=100) == times
+        """Some of them are made because the source has something to push."""
+        pushes = times // 5
+        pulls = times - pushes
+        assert target.call("reconnect", ticket, 0, "source", times=pulls, require=lane.lane, timeout_s=100) == pulls
+        for _ in range(pushes):
+            source.call("drop_peer", "target")
+            reserved, its = target.call("reserve", [1], 4, require=lane.lane)
+            pushed = source.call("push_timed", its, [2])
+            target.call("wait_released", reserved)
+            assert source.call("wait_released", pushed).error is None
+        source.call("forget_handles")
+        target.call("forget_handles")
 
     connect(WARM_CONNECTS)
     before = [worker.call("usage") for worker in (source, target)]

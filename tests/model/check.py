@@ -48,7 +48,6 @@ LARGE_WORLDS = {
     "a push, two reservations": (1, 2, 0, 0, 0, 0, 0, 0, 1, 0, 0),
     "a push, and the source restarts": (1, 2, 1, 0, 0, 0, 0, 0, 1, 0, 0),
     "a push, and the target restarts": (1, 2, 0, 1, 0, 0, 0, 0, 1, 0, 0),
-    "a push by a source that was named, two reservations": (1, 2, 1, 0, 0, 0, 0, 0, 1, 0, 1),
 }
 _PUSH_STATES = {"reserved", "filling"}
 _PUSH_EVENTS = {"push", "piece", "commit", "look", "told", "decline"}
