@@ -49,7 +49,7 @@ def pull() -> None:
     with node:
         for lane, ticket in zip(LANES, json.loads(source.stdout.readline()), strict=True):
             tensor[:] = 0
-            pulled = node.pull(ticket, [2, 0, 5], require=lane, deadline_s=TIMEOUT_S).wait()
+            pulled = node.pull(ticket, [2, 0, 5], require=lane, deadline_s=TIMEOUT_S).wait(timeout_s=TIMEOUT_S)
             assert pulled.lane == lane
             assert np.array_equal(tensor[:, [2, 0, 5]], expected[:, list(BLOCKS)]), lane
             assert not tensor[:, [1, 3, 4, 6, 7]].any(), lane

@@ -48,12 +48,12 @@ def test_a_secret_is_in_no_log_error_repr_or_ticket(caplog: pytest.LogCaptureFix
     ):
         offer = source.offer([0, 1], num_tokens=8, readers=2)
         slot = target.reserve([6], num_tokens=4)
-        pull = target.pull(offer.ticket, [2, 3]).wait()
+        pull = target.pull(offer.ticket, [2, 3]).wait(timeout_s=10)
         push = source.push(slot.ticket, [4])
         push.commit()
-        push.wait()
+        push.wait(timeout_s=10)
         with pytest.raises(errors.AuthenticationFailed) as refused:
-            thief.pull(offer.ticket, [4, 5]).wait()
+            thief.pull(offer.ticket, [4, 5]).wait(timeout_s=10)
         source.rotate_secret(SECRET)
         shown += [offer, pull, slot, push, offer.ticket, slot.ticket, json.dumps(offer.ticket)]
         shown += traceback.format_exception(refused.value)

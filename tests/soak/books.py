@@ -18,6 +18,7 @@ class _Open:
     waiting: set[tuple[str, str]] = field(default_factory=set)
     ended: dict[tuple[str, str], Ended] = field(default_factory=dict)
     had_killed: bool = False
+    had_suspended: bool = False
 
 
 class Books:
@@ -66,6 +67,11 @@ class Books:
             if not found.waiting:
                 self._close(number)
 
+    def note_suspended(self, member: str) -> None:
+        """All that the member offers has ended, and its blocks are used again."""
+        for found in self._open.values():
+            found.had_suspended |= found.deal.source == member
+
     def check_roll_call(self, numbers: set[int], *, pairs: int) -> None:
         """Both sides of each of these handoffs have succeeded, with nobody disturbed."""
         missing = numbers - self._succeeded
@@ -81,6 +87,9 @@ class Books:
         found, side = self._open.get(ended.number), (ended.role, member)
         waited_for = found is not None and side in found.waiting
         assert waited_for, f"{member} tells a second end, or one of nothing: {ended}"
+        assert not ended.suspect or found.had_suspended, (
+            f"{member} finds wrong sums where nothing explains them: {ended}"
+        )
         found.waiting.remove(side)
         found.ended[side] = ended
         self.outcomes[ended.role, ended.error or "success"] += 1

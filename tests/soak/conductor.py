@@ -140,6 +140,8 @@ class Conductor:
             self._put_cable(whom)
         if whom is not None and whom in present and kind in ("suspend", "drop"):
             arguments = (0.02,) if kind == "suspend" else (disturbance.other,)
+            if kind == "suspend":
+                self.books.note_suspended(whom.name)
             whom.call("suspend_and_resume" if kind == "suspend" else "drop_peer", *arguments)
             self.books.disturbed[kind] += 1
         for member in present:

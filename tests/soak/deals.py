@@ -42,9 +42,10 @@ class Deal:
 
 @dataclass(kw_only=True)
 class Ticketed:
-    """A deal on its way to its target: the ticket, and what the source's tokens are filled with."""
+    """A deal on its way to its target: the ticket, what the source's tokens are filled with, and since when."""
 
     deal: Deal
+    filled_at: float
     ticket: Any
     tags: np.ndarray
 
@@ -62,6 +63,7 @@ class Ended:
     cancelled_in: str = ""
     late_s: float = 0.0
     released_after_s: float = 0.0
+    suspect: bool = False
 
 
 @dataclass(kw_only=True)

@@ -29,6 +29,8 @@ class Lot:
         self.deal, self.role, self.blocks = deal, role, list(blocks)
         self.cancels, self.frees_early = cancels, frees_early
         self.tags = np.empty(0, np.uint32)
+        self.filled_at = 0.0
+        self.suspect = False
         self.handle: Any = None
         self.command_id = ""
         self.events: list[Any] = []
@@ -44,6 +46,14 @@ class Lot:
     def is_target(self) -> bool:
         """Whether bytes come into the blocks."""
         return self.role in ("pull", "slot")
+
+    def may_have_lapsed(self, now: float) -> bool:
+        """Whether the source may have let go, and used its blocks again, while the target read them and their sums.
+
+        Then the two differ, and the target says so before it hears that the lease was over.
+        """
+        lasts_s = self.deal.deadline_s if self.deal.pushed else self.deal.ttl_s
+        return now - self.filled_at >= lasts_s or self.deal.source_cancels is not None
 
     @property
     def outcome(self) -> str | None:

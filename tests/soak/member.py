@@ -83,7 +83,7 @@ class Member:
         lasts_s = deal.deadline_s if deal.pushed else max(deal.ttl_s, _LEASE_CAP_S)
         lot = Lot(deal, role, blocks, cancels=deal.source_cancels, frees_early=early, lasts_s=lasts_s)
         lot.tags = self._memory.tags[blocks].ravel()[: deal.num_tokens].copy()
-        ticketed = Ticketed(deal=deal, ticket=None, tags=lot.tags)
+        ticketed = Ticketed(deal=deal, ticket=None, tags=lot.tags, filled_at=time.monotonic())
         if deal.pushed:
             self._given[deal.number] = lot
             return ticketed
@@ -116,7 +116,7 @@ class Member:
             return False, None
         role, lasts_s = ("slot", deal.ttl_s) if deal.pushed else ("pull", deal.deadline_s)
         lot = Lot(deal, role, blocks, cancels=deal.target_cancels, frees_early=deal.frees_early[1], lasts_s=lasts_s)
-        lot.tags = order.tags
+        lot.tags, lot.filled_at = order.tags, order.filled_at
         options = {"skip_tokens": deal.skip_tokens, "require": deal.lane, "label": str(deal.number)}
         ticket = None
         try:
@@ -378,8 +378,10 @@ class Member:
             self._verify(lot)
         if error is not None:
             name = type(error).__name__
-            if name in _NEVER:
-                explained = lot.is_target and time.monotonic() < self._explained.get(name, 0.0)
+            explained = lot.is_target and time.monotonic() < self._explained.get(name, 0.0)
+            if name == "DataCorrupted":
+                lot.suspect = not explained and not lot.may_have_lapsed(time.monotonic())
+            elif name in _NEVER:
                 assert explained, f"deal {lot.deal.number}, {lot.role}: {name}: {error}"
         if self._releases_early and error is not None and lot.is_target:
             self._refill(lot.blocks)  # an engine that takes the outcome for the release
@@ -421,6 +423,7 @@ class Member:
                 lane=lot.lane,
                 nbytes=lot.nbytes if error is None else 0,
                 cancelled_in=lot.cancelled_in,
+                suspect=lot.suspect,
                 late_s=lot.late_s,
                 released_after_s=now - lot.outcome_at,
             )

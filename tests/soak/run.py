@@ -84,7 +84,7 @@ def run_soak(
     took_s = time.monotonic() - began
     return Result(
         seed=seed, seconds=took_s, asked_s=seconds, problem=problem, facts=facts,
-        flatness=judge(conductor.members) if not problem else [],
+        flatness=judge(conductor.members),
     )  # fmt: skip
 
 
