@@ -259,19 +259,15 @@ class Node(PushingNode, Submitting):
         here already, are left alone; so are holes, given as ``-1``. Slots of state are read whatever `skip_tokens`
         says, unless they are holes. `require` names the one lane to use. The outcome comes within `deadline_s`.
 
-        `ranks` nodes that pull the same ticket, such as the tensor-parallel ranks of one engine, are one of its
-        readers together; each of them says how many they are.
-
-        A ticket over several sources is read from all of them: each element of this cache from one
-        that holds it, and nothing from those that are not needed, which are told so. Success means
-        that every one of them has confirmed; the first that fails, fails the pull.
+        A ticket over several sources is read from all of them: each element of this cache from one that holds it, and
+        nothing from those that are not needed, which are told so. Success means that all have confirmed; the first
+        that fails, fails the pull. `ranks` nodes that pull one ticket, such as all ranks of an engine, are one of
+        its readers together; each says how many they are.
 
         Raises
         ------
-        TicketInvalid
-            If the ticket is not one, or was altered.
-        InvalidArgument
-            As in ``offer``.
+        TicketInvalid, InvalidArgument
+            If the ticket is not one, or was altered; as in ``offer``.
         BlocksBusy
             If another pull writes one of the blocks, or a live offer holds it.
         LaneUnavailable
@@ -280,10 +276,8 @@ class Node(PushingNode, Submitting):
             If the offer lacks a group of this cache.
         Busy
             If there are as many handoffs or unconnected peers as the limits allow.
-        NotReady
-            If the node is being drained, or is suspended, or has too many blocks in quarantine.
-        Closed
-            If the node is closed, or this is a forked child.
+        NotReady, Closed
+            As in ``offer``; also if too many blocks are in quarantine.
         """
         life = self._usable("pull").life
         parsed = parse_ticket(ticket)

@@ -14,7 +14,7 @@ import kvlink
 from kvlink.commands import Event
 from kvlink.engines.vllm import stats
 from kvlink.engines.vllm.ledger import Ledger, Report
-from kvlink.errors import Cancelled, PeerLost
+from kvlink.errors import AlreadyClaimed, Cancelled, InvalidArgument, PeerLost
 
 torch = pytest.importorskip("torch", reason="the demo extra is not installed")
 
@@ -196,6 +196,20 @@ def test_a_prefill_that_did_not_finish_is_not_kept(engines: Any, status: Any) ->
     assert prefill.scheduler.finished(request, [[3, 1, 4]]) == (False, None)
     request.status = Status.FINISHED_STOPPED
     assert prefill.scheduler.finished(Request("q", prompt(), None, 10, Status.FINISHED_STOPPED), [[3]]) == (False, None)
+
+
+def test_ranks_that_do_not_agree_how_many_they_are_are_refused(engines: Any) -> None:
+    prefill, decode = engines("p"), engines("d", ranks=2)
+    params = prefill.prefill(asking("odd\nname"), [3, 1, 4])
+    first, second = (worker.node for worker in decode.workers)
+    first.pull(params["kvlink"], {"group0": [5, 2, 6]}, ranks=2, deadline_s=10).wait(timeout_s=15)
+    odd = second.pull(params["kvlink"], {"group0": [5, 2, 6]}, ranks=3, deadline_s=10)
+    with pytest.raises(AlreadyClaimed, match="one of 2 ranks, and now by one of 3"):
+        odd.wait(timeout_s=15)
+    second.pull(params["kvlink"], {"group0": [5, 2, 6]}, ranks=2, deadline_s=10).wait(timeout_s=15)
+    prefill.until("sent", "odd\nname")
+    with pytest.raises(InvalidArgument, match=r"ranks is 0, outside \[1, "):
+        first.pull(params["kvlink"], {"group0": [5, 2, 6]}, ranks=0)
 
 
 def event(command_id: str, kind: Any, error: Any = None) -> Event:

@@ -97,15 +97,14 @@ class KvlinkConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return KvlinkStats(data)
 
     @classmethod
-    def build_prom_metrics(
-        cls,
-        vllm_config: Any,
-        metric_types: dict[Any, Any],
-        labelnames: list[str],
-        per_engine_labelvalues: dict[int, list[object]],
-    ) -> KvlinkPromMetrics:
-        """Return the metrics ``vllm:kvlink_*``."""
-        return KvlinkPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+    def build_prom_metrics(cls, vllm_config: Any, metric_types: dict[Any, Any], *labels: Any) -> KvlinkPromMetrics:
+        """Return the metrics ``vllm:kvlink_*``, with vLLM's `labels`: their names, and their values by engine."""
+        return KvlinkPromMetrics(vllm_config, metric_types, *labels)
+
+    @classmethod
+    def supports_sleep_mode(cls, *args: Any) -> bool:
+        """Return no: tickets name the life of a worker's node, which ends where its memory does."""
+        return False
 
     # In the scheduler.
 

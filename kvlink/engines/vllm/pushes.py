@@ -21,7 +21,7 @@ from kvlink.engines.vllm.messages import Expect, Progress, StepOrders, Tables
 from kvlink.engines.vllm.tables import node_tables, whole_blocks
 from kvlink.errors import KvlinkError
 
-__all__ = ["Pushes"]
+__all__ = ["Pushes", "label_of"]
 
 log = logging.getLogger("vllm.kvlink")
 
@@ -187,7 +187,7 @@ class Pushes:
                 ticket=ticket,
                 blocks={},
                 deadline_s=self._config.deadline_s,
-                label=push.order.request_id[:200],
+                label=label_of(push.order.request_id),
             )
         ]
         if ticket["num_tokens"] != push.total:
@@ -227,3 +227,8 @@ class Pushes:
             self._node.submit(commands)
         except KvlinkError as error:
             log.warning("kvlink: pushes of this step cannot go on: %s", error)
+
+
+def label_of(request_id: str) -> str:
+    """Return what a node calls the handoffs of a request, whose id comes from its client."""
+    return "".join(letter if letter.isprintable() else "?" for letter in request_id[:200])

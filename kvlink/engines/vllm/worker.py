@@ -14,7 +14,7 @@ from kvlink.engines.vllm.config import ConnectorConfig, rank_address
 from kvlink.engines.vllm.layouts import CacheGroup, Content, DescribedCache, RankPlace, describe
 from kvlink.engines.vllm.ledger import Ended, Ledger, Report
 from kvlink.engines.vllm.messages import Receive, Reserve, Send, StepOrders, WorkerFacts
-from kvlink.engines.vllm.pushes import Pushes
+from kvlink.engines.vllm.pushes import Pushes, label_of
 from kvlink.engines.vllm.stats import Tally
 from kvlink.engines.vllm.tables import node_tables, whole_blocks
 from kvlink.errors import KvlinkError, LayoutMismatch, PeerLost, PeerUnreachable, TicketExpired
@@ -162,7 +162,7 @@ class WorkerHalf:
         _, described = self._started()
         self._ledger.expect(send.id, send.request_id, sends=True)
         blocks = node_tables(send.tables, described.groups, num_tokens=send.ticket["num_tokens"])
-        return Offer(id=send.id, ticket=send.ticket, blocks=blocks, label=send.request_id[:200])
+        return Offer(id=send.id, ticket=send.ticket, blocks=blocks, label=label_of(send.request_id))
 
     def _pull(self, receive: Receive) -> Pull:
         _, described = self._started()
@@ -176,7 +176,7 @@ class WorkerHalf:
             skip_tokens=receive.skip_tokens,
             deadline_s=self._config.deadline_s,
             ranks=self._world_size,
-            label=receive.request_id[:200],
+            label=label_of(receive.request_id),
         )
 
     def _reserve(self, reserve: Reserve) -> None:
@@ -201,7 +201,7 @@ class WorkerHalf:
             num_tokens=num_tokens,
             ttl_s=self._config.deadline_s,
             skip_tokens=reserve.skip_tokens,
-            label=reserve.request_id[:200],
+            label=label_of(reserve.request_id),
         )
         try:
             ticket = node.submit([command]).get(reserve.id)
