@@ -211,6 +211,27 @@ def test_a_preempted_prefill_is_not_taken_for_what_it_was(make_pair: Callable[..
     assert not pair.prefill.told[0].sent
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["tokens", "whole-blocks"])
+@pytest.mark.parametrize("aborted", [False, True])
+def test_prefill_is_let_go_of_where_decode_wants_nothing(
+    make_pair: Callable[..., Pair], aborted: bool, whole: bool
+) -> None:
+    """Since everything is there already, or since the request was aborted before it had blocks."""
+    pair = make_pair(ttl_s=60, whole=whole)
+    pair.arrive()
+    if aborted:
+        pair.wanted.status = Status.FINISHED_ABORTED
+        assert pair.decode.scheduler.finished(pair.wanted, [[]]) == (False, None)
+    else:
+        pair.decode.scheduler.allocated(pair.wanted, (tuple(DECODE_BLOCKS),), 0)
+    pair.until(pair.met)
+    pair.compute(0, 10, hooks=LAYERS)
+    pair.finish()
+    pair.until(lambda: "p" in pair.prefill.told[0].sent)
+    assert not pair.decode.told[0].received
+    assert not any(tensor.any() for tensor in pair.decode.tensors[0])
+
+
 def test_prefill_keeps_its_blocks_for_a_while_if_nobody_comes(make_pair: Callable[..., Pair]) -> None:
     pair = make_pair(ttl_s=0.2)
     pair.arrive()

@@ -93,7 +93,10 @@ class Finish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve:
-    """Hold blocks to be pushed into, and tell so under `key` at `address`, the first rank of the prefill engine."""
+    """Hold blocks to be pushed into, and tell so under `key` at `address`, the first rank of the prefill engine.
+
+    `tables` and `quiet` are as in ``Receive``.
+    """
 
     id: str
     request_id: str
@@ -102,6 +105,7 @@ class Reserve:
     skip_tokens: int
     key: str
     address: str
+    quiet: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,12 +149,12 @@ class SchedulerHalf:
             log.warning("request %s is computed here: %s", request.request_id, error)
             self._count(error)
             return
-        if meeting is not None or remote is None:
-            if meeting is not None and num_external_tokens > 0:
-                self._reserve(request, meeting, tables, num_external_tokens)
-            return
         if num_external_tokens == 0:
-            self._let_go(request.request_id, remote)
+            self._let_go(request, meeting or remote)
+            return
+        if remote is None:
+            assert meeting is not None
+            self._reserve(request, meeting, tables=tables, num_external_tokens=num_external_tokens)
             return
         end = self._usable_tokens(request, remote)
         self._receive(request.request_id, remote, tables=tables, skip_tokens=end - num_external_tokens)
@@ -169,7 +169,7 @@ class SchedulerHalf:
             # It was aborted before it had blocks: prefill must hear that nobody will come.
             params["do_remote_prefill"] = False
             try:
-                self._let_go(request.request_id, RemotePrefill.of(params))
+                self._let_go(request, self._meeting(request) or RemotePrefill.of(params))
             except TicketInvalid as error:
                 self._count(error)
             return False, None
@@ -226,10 +226,13 @@ class SchedulerHalf:
             return None
         return Meeting.of({**request.kv_transfer_params, "do_remote_prefill": True})
 
-    def _reserve(self, request: Any, meeting: Meeting, tables: Tables, num_external_tokens: int) -> None:
+    def _reserve(
+        self, request: Any, meeting: Meeting, *, tables: Tables, num_external_tokens: int, quiet: bool = False
+    ) -> None:
         end = self._usable_tokens(request, None)
         command = ReserveCommand(blocks=(), num_tokens=end)
-        self._pulling[request.request_id] = command.id
+        if not quiet:
+            self._pulling[request.request_id] = command.id
         self._orders.reserves.append(
             Reserve(
                 id=command.id,
@@ -239,6 +242,7 @@ class SchedulerHalf:
                 skip_tokens=end - num_external_tokens,
                 key=meeting.transfer_id,
                 address=meeting.address,
+                quiet=quiet,
             )
         )
 
@@ -281,9 +285,13 @@ class SchedulerHalf:
             )
         )
 
-    def _let_go(self, request_id: str, remote: RemotePrefill) -> None:
-        """Read nothing, so that prefill gives the blocks free."""
-        self._receive(request_id, remote, tables=(), skip_tokens=remote.parsed.num_tokens, quiet=True)
+    def _let_go(self, request: Any, prefill: RemotePrefill | Meeting | None) -> None:
+        """Take nothing, so that prefill gives the blocks free."""
+        if isinstance(prefill, RemotePrefill):
+            num_tokens = prefill.parsed.num_tokens
+            self._receive(request.request_id, prefill, tables=(), skip_tokens=num_tokens, quiet=True)
+        elif prefill is not None:
+            self._reserve(request, prefill, tables=(), num_external_tokens=0, quiet=True)
 
     def _count(self, error: KvlinkError) -> None:
         name = type(error).__name__

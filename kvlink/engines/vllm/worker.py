@@ -13,7 +13,7 @@ from kvlink.commands import Reserve as ReserveCommand
 from kvlink.engines.vllm.config import ConnectorConfig, rank_address
 from kvlink.engines.vllm.layouts import CacheGroup, Content, DescribedCache, RankPlace, describe
 from kvlink.engines.vllm.ledger import Ended, Ledger, Report
-from kvlink.engines.vllm.messages import Receive, Reserve, Send, StepOrders, WorkerFacts
+from kvlink.engines.vllm.messages import Receive, Reserve, Send, StepOrders, Tables, WorkerFacts
 from kvlink.engines.vllm.pushes import Pushes, label_of
 from kvlink.engines.vllm.stats import Tally
 from kvlink.engines.vllm.tables import node_tables, whole_blocks
@@ -168,11 +168,10 @@ class WorkerHalf:
         _, described = self._started()
         self._ledger.expect(receive.id, receive.request_id, sends=False, quiet=receive.quiet)
         self._receives[receive.id] = receive
-        tables = receive.tables or tuple(() for _ in range(1 + max(group.index for group in described.groups)))
         return Pull(
             id=receive.id,
             ticket=receive.ticket,
-            blocks=node_tables(tables, described.groups, num_tokens=receive.num_tokens),
+            blocks=node_tables(_or_holes(receive.tables, described), described.groups, num_tokens=receive.num_tokens),
             skip_tokens=receive.skip_tokens,
             deadline_s=self._config.deadline_s,
             ranks=self._world_size,
@@ -182,7 +181,7 @@ class WorkerHalf:
     def _reserve(self, reserve: Reserve) -> None:
         """Hold blocks for a push, and tell the prefill engine's rank of the same number."""
         node, described = self._started()
-        self._ledger.expect(reserve.id, reserve.request_id, sends=False)
+        self._ledger.expect(reserve.id, reserve.request_id, sends=False, quiet=reserve.quiet)
         num_tokens = reserve.num_tokens
         if described.whole_blocks:
             num_tokens = whole_blocks(num_tokens, [group.block_tokens for group in described.groups])
@@ -192,15 +191,16 @@ class WorkerHalf:
             ticket={},
             num_tokens=num_tokens,
             tables=reserve.tables,
-            skip_tokens=reserve.skip_tokens,
+            skip_tokens=reserve.skip_tokens if reserve.tables else num_tokens,
+            quiet=reserve.quiet,
         )
         self._receives[reserve.id] = receive
         command = ReserveCommand(
             id=reserve.id,
-            blocks=node_tables(reserve.tables, described.groups, num_tokens=num_tokens),
+            blocks=node_tables(_or_holes(reserve.tables, described), described.groups, num_tokens=num_tokens),
             num_tokens=num_tokens,
             ttl_s=self._config.deadline_s,
-            skip_tokens=reserve.skip_tokens,
+            skip_tokens=receive.skip_tokens,
             label=label_of(reserve.request_id),
         )
         try:
@@ -274,3 +274,8 @@ class WorkerHalf:
         table = receive.tables[group.index]
         first = max(receive.skip_tokens, error.valid_prefix_tokens) // group.block_tokens
         return {block for block in table[first : -(-receive.num_tokens // group.block_tokens)] if block}
+
+
+def _or_holes(tables: Tables, described: DescribedCache) -> Tables:
+    """Return `tables`, or empty ones where nothing is wanted."""
+    return tables or tuple(() for _ in range(1 + max(group.index for group in described.groups)))
