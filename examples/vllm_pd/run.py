@@ -157,6 +157,7 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="serve until interrupted")
     options = parser.parse_args()
     options.model = options.model or demo_model()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the servers must not outlive us
     with tempfile.TemporaryDirectory(prefix="vllm-pd-") as logs:
         sys.exit(not run(options, logs))
 

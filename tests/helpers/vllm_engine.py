@@ -73,6 +73,8 @@ class State:
     statuses: tuple[str, ...]
     steps: int
     cpu_s: float
+    #: Of that, what threads spent that are not the engine's loop: ours are among them.
+    other_threads_cpu_s: float
     affinity: frozenset[int]
     #: Prompt tokens by where their KV came from, over the life of the engine.
     prompt_tokens: dict[str, int]
@@ -148,6 +150,7 @@ class Engine:
             statuses=tuple(request.status.name for request in self.scheduler.requests.values()),
             steps=self._steps,
             cpu_s=time.process_time(),
+            other_threads_cpu_s=time.process_time() - time.thread_time(),
             affinity=frozenset(os.sched_getaffinity(0)),
             prompt_tokens=sources,
             preemptions=preemptions,

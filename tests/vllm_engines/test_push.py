@@ -105,8 +105,9 @@ def test_prefill_goes_away_while_it_computes(engines, port):
     source, target, alone = engines
     ours, theirs = both_sides(port)
     asked = prompt(900, 5)
-    prefilling = source.ask(asked, 1, ours)
     decoding = target.ask(asked, 16, theirs)
+    wait_for(target, "WAITING_FOR_REMOTE_KVS")
+    prefilling = source.ask(asked, 1, ours)
     wait_for(source, "RUNNING")
     prefilling.abort()
     started = time.monotonic()

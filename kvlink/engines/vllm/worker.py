@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import kvlink
@@ -16,11 +17,14 @@ from kvlink.engines.vllm.messages import Receive, Reserve, Send, StepOrders, Tab
 from kvlink.engines.vllm.pushes import Pushes, label_of
 from kvlink.engines.vllm.stats import Tally
 from kvlink.engines.vllm.tables import node_tables, whole_blocks
-from kvlink.errors import KvlinkError
+from kvlink.errors import KvlinkError, LayoutMismatch, PeerLost, PeerUnreachable, TicketExpired
 
 __all__ = ["WorkerHalf"]
 
 log = logging.getLogger("vllm.kvlink")
+
+# After these there is no source, or it holds nothing for us.
+_NOBODY_TO_TELL = (PeerUnreachable, PeerLost, TicketExpired, LayoutMismatch)
 
 
 class WorkerHalf:
@@ -230,13 +234,27 @@ class WorkerHalf:
         what = "offer" if ended.sends else "pull"
         told = log.info if ended.quiet else log.warning
         told("kvlink: %s of request %s failed: %s: %s", what, ended.request_id, type(ended.error).__name__, ended.error)
-        if receive is None or ended.quiet or not self._one_group:
+        if receive is None or ended.quiet:
+            return
+        if receive.ticket and not isinstance(ended.error, _NOBODY_TO_TELL):
+            self._let_go(receive)
+        if not self._one_group:
             return
         bad = self._blocks_of(receive, ended.error)
         if bad:
             # vLLM keeps what lies before the first of them, and recomputes, or fails, the rest.
             self._bad_blocks |= bad
             report.failed.discard(ended.request_id)
+
+    def _let_go(self, receive: Receive) -> None:
+        """Read nothing under the ticket of a pull that failed: nobody will try again, and prefill need not wait."""
+        node, _ = self._started()
+        fresh = Pull(ticket=receive.ticket, blocks=())
+        nothing = replace(receive, id=fresh.id, tables=(), skip_tokens=receive.num_tokens, quiet=True)
+        try:
+            node.submit([self._pull(nothing)])
+        except KvlinkError as error:
+            log.info("kvlink: prefill keeps request %s until its lease ends: %s", receive.request_id, error)
 
     def _count_blocks(self, receive: Receive) -> int:
         """Return how many of the scheduler's blocks it fills, over all groups."""
