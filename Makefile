@@ -22,8 +22,8 @@ SOAK_TESTS := tests/property tests/lifetime tests/errors/test_stopped_peer.py te
   tests/integration/test_fleet_under_change.py \
   tests/errors/test_cables.py tests/integration/test_shaped_links.py
 
-.PHONY: install demo test soak soak-tests soak-mixed soak-short dist lint tidy fuzz bench peers test-vllm bench-vllm \
-  format states model-check stub clean
+.PHONY: install demo test soak soak-tests soak-mixed soak-short dist sanitize lint tidy fuzz bench peers test-vllm \
+  bench-vllm format states model-check stub clean
 
 install: $(VENV)/.native $(VENV)/.test-programs
 
@@ -90,6 +90,10 @@ soak-mixed: install
 
 soak-short: install
 	@$(MIXED_SOAK) --seconds $(or $(SOAK_SECONDS),300) $(ARGS)
+# With sanitizers, about an hour; SHORT=1 is what CI runs: the C++ programs with ThreadSanitizer, and a part of the
+# Python suite with AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer. PART=races, suite or programs is one.
+sanitize: install
+	PYTHONPATH=tests $(BIN)/python -m sanitizers.run $(if $(SHORT),--short) $(if $(PART),--part $(PART)) $(ARGS)
 
 lint: install
 	$(BIN)/ruff check $(PY_FILES)

@@ -13,11 +13,11 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 SOURCES = [str(path) for folder in ("bindings", "csrc") for path in sorted(Path(folder).rglob("*.cpp"))]
-WARNINGS = ["-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror"]
-if Path("PKG-INFO").exists():  # A release must build with compilers that know warnings of which we have not heard.
-    WARNINGS.remove("-Werror")
+# A release, which has a PKG-INFO, must build with compilers that know warnings of which we have not heard.
+WARNINGS = ["-Wall", "-Wextra", "-Wconversion", "-Wshadow", *([] if Path("PKG-INFO").exists() else ["-Werror"])]
 SANITIZE = os.environ.get("KVLINK_SANITIZE", "")
-OPTIMISE = [f"-fsanitize={SANITIZE}", "-O1", "-g", "-fno-omit-frame-pointer"] if SANITIZE else ["-O2", "-DNDEBUG"]
+FAST = ["-O2", "-DNDEBUG"]
+OPTIMISE = [f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all", "-O0", "-g1"] if SANITIZE else FAST
 OBJECTS = Path("build", f"native-{SANITIZE.replace(',', '-') or 'release'}")  # kept, so that a next build can skip
 NO_UCX = "kvlink needs UCX's headers: install libucx-cu12==1.14.1.post2, or name their folder in KVLINK_UCX_INCLUDE."
 ABI3 = ["-DPy_LIMITED_API=0x030C0000"] if sys.version_info >= (3, 12) and not SANITIZE else []  # as nanobind can
@@ -50,15 +50,15 @@ class BuildNative(build_ext):
     def build_extension(self, ext: Extension) -> None:
         nanobind, cxx = package_folder("nanobind"), shlex.split(os.environ.get("CXX", "g++"))
         system = [ucx_include(), sysconfig.get_path("include"), nanobind / "include"]
-        flags = [*OPTIMISE, *ABI3, "-std=c++20", "-fPIC", "-fvisibility=hidden", "-pthread", "-Icsrc", "-Ibindings"]
+        flags = [*ABI3, "-std=c++20", "-fPIC", "-fvisibility=hidden", "-pthread", "-Icsrc", "-Ibindings"]
         flags += [part for folder in system for part in ("-isystem", str(folder))]
         flags += shlex.split(os.environ.get("CXXFLAGS", ""))
 
         def compile_one(source: str) -> str:
-            output = (OBJECTS / (source if source in SOURCES else "nanobind.cpp")).with_suffix(".o")
-            robin_map = f"-I{nanobind}/ext/robin_map/include"
-            own = WARNINGS if source in SOURCES else ["-Os", "-w", "-fno-strict-aliasing", robin_map]
-            command = shlex.join([*cxx, *flags, "-MMD", "-c", source, "-o", str(output)])
+            ours = source in SOURCES
+            output = (OBJECTS / (source if ours else "nanobind.cpp")).with_suffix(".o")
+            own = WARNINGS if ours else ["-Os", "-w", "-fno-strict-aliasing", f"-I{nanobind}/ext/robin_map/include"]
+            command = shlex.join([*cxx, *(OPTIMISE if ours else FAST), *flags, "-MMD", "-c", source, "-o", str(output)])
             if not is_current(output, command):
                 output.parent.mkdir(parents=True, exist_ok=True)
                 output.unlink(missing_ok=True)

@@ -155,6 +155,7 @@ nb::list peers(Engine& engine) {
     each["address"] = report.address;
     each["epoch"] = to_bytes(report.epoch);
     each["lanes"] = names_of(report.lanes);
+    each["given_up"] = report.given_up;
     each["transports"] = report.transports;
     each["handoffs"] = report.handoffs;
     each["bytes"] = report.bytes;

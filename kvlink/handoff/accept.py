@@ -84,7 +84,12 @@ class Acceptor:
         self._warned = False
         self._closing = False
         self._wake_receiver, self._wake_sender = socket.socketpair()
-        self._selector = selectors.DefaultSelector()
+        try:
+            self._selector = selectors.DefaultSelector()
+        except OSError:  # no descriptor is free
+            self._wake_receiver.close()
+            self._wake_sender.close()
+            raise
         self._selector.register(listener, selectors.EVENT_READ, (listener, self._answer))
         self._selector.register(pools.listener, selectors.EVENT_READ, (pools.listener, self._serve_pools))
         self._selector.register(self._wake_receiver, selectors.EVENT_READ, None)

@@ -309,9 +309,9 @@ class Node(PushingNode, Submitting):
         ``bytes_per_s`` is measured: bytes over the time in which any moved, over the last seconds of
         moving; 0 before the first. A source of bytes only sees when it granted them and when they
         were confirmed, so what it says about its readers is lower, most of all for small handoffs.
-        ``lane_reason`` says why ``lanes`` come in this order; it is empty for a peer that reads from
-        here. ``converts`` lists what becomes of the source's dtypes, where that is another one. A
-        suspended node has no peers.
+        ``lane_reason`` says why ``lanes`` come in this order, and ``given_up`` why one that was opened is
+        not among them; both are empty for a peer that reads from here. ``converts`` lists what becomes
+        of the source's dtypes, where that is another one. A suspended node has no peers.
         """
         life = self._usable("peers").life
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import threading
 import time
@@ -13,7 +14,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from kvlink.config import Limits
-from kvlink.errors import Closed, DeadlineExceeded, InvalidArgument, NotReady, UnsupportedMemory
+from kvlink.errors import (
+    Closed,
+    DeadlineExceeded,
+    InvalidArgument,
+    KvlinkError,
+    NotReady,
+    OutOfMemory,
+    UnsupportedMemory,
+)
 from kvlink.handoff.accept import Acceptor
 from kvlink.handoff.address import listen_on
 from kvlink.handoff.answer import Answerer
@@ -80,7 +89,13 @@ class Running:
         self._closing = threading.RLock()
         self._changing = threading.RLock()  # one drain, suspend or resume at a time decides; before _closing
         with contextlib.ExitStack() as undo:
-            self._start(cache, undo)
+            try:
+                self._start(cache, undo)
+            except OSError as error:
+                if isinstance(error, KvlinkError):  # some are, so that they can be caught as the builtin
+                    raise
+                advice = "; raise the limit on open files (ulimit -n)" if error.errno == errno.EMFILE else ""
+                raise OutOfMemory(f"start the node {settings.name}: {error.strerror}{advice}") from error
             undo.pop_all()
         _live.add(self)
 

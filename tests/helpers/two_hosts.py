@@ -9,7 +9,6 @@ no lane of one host is there.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
 import subprocess
@@ -25,6 +24,7 @@ import pytest
 from helpers.markers import Lane
 from helpers.node_worker import NodeWorker
 from helpers.processes import Pair, spawn_worker
+from helpers.system_calls import BIND, NEW_NAMESPACE, NEW_NET, check, libc, mount, unshare
 from kvlink.testing import Worker
 
 __all__ = ["BETWEEN_HOSTS", "Host", "HostPair", "Network", "enter", "networked", "skip_without_namespaces"]
@@ -33,8 +33,6 @@ __all__ = ["BETWEEN_HOSTS", "Host", "HostPair", "Network", "enter", "networked",
 BETWEEN_HOSTS = Lane(id="staged-hosts", lane="staged", memory="numpy")
 INTERFACE, DEAD_END = "kv0", "kv1"
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
-_CLONE_NEWNS, _CLONE_NEWNET = 0x00020000, 0x40000000
-_MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 _MNT_DETACH = 2
 _COMMAND_S = 20
 
@@ -171,32 +169,16 @@ class HostPair(Pair):
 def enter(*, namespace: str, boot_id: str | None) -> NodeWorker:
     """Move this process, which has one thread, into a host, and return what obeys calls there."""
     with Path(f"/run/netns/{namespace}").open() as found:
-        _check(_libc().setns(found.fileno(), _CLONE_NEWNET), "setns")
-    _check(_libc().unshare(_CLONE_NEWNS), "unshare")
-    _mount("none", "/", "", _MS_REC | _MS_PRIVATE)
-    _libc().umount2(b"/sys", _MNT_DETACH)
-    _mount("sysfs", "/sys", "sysfs", 0)  # shows the interfaces of the namespace that it is mounted in
+        check(libc().setns(found.fileno(), NEW_NET), "setns")
+    unshare(NEW_NAMESPACE)
+    libc().umount2(b"/sys", _MNT_DETACH)
+    mount("sysfs", "/sys", kind="sysfs")  # shows the interfaces of the namespace that it is mounted in
     if boot_id is not None:
         with tempfile.NamedTemporaryFile("w") as file:
             file.write(boot_id + "\n")
             file.flush()
-            _mount(file.name, _BOOT_ID, "", _MS_BIND)
+            mount(file.name, _BOOT_ID, flags=BIND)
     return NodeWorker()
-
-
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
-
-
-def _mount(source: str, target: str, kind: str, flags: int) -> None:
-    done = _libc().mount(source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), None)
-    _check(done, f"mount {target}")
-
-
-def _check(result: int, what: str) -> None:
-    if result != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"{what}: {os.strerror(error)}")
 
 
 def _batch(commands: Sequence[str], *, namespace: str | None = None) -> None:

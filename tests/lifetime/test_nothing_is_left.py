@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
 
+from helpers.leftovers import named_shared_memory, system_v_segments
 from helpers.patterns import Geometry, Placement, Request
 from helpers.processes import Pair, wait_until
 
 from kvlink.testing import Worker
 
 REQUEST = Request(source_blocks=(6, 1, 4), target_blocks=(0, 7, 3), num_tokens=11)
-
-
-def named_shared_memory(pid: int) -> set[str]:
-    """Files with a name of their own in shared memory that the process maps or has open."""
-    mapped = re.findall(r"(/dev/shm/\S+)", Path(f"/proc/{pid}/maps").read_text())
-    opened = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()]
-    return {name for name in [*mapped, *opened] if name.startswith("/dev/shm/")}
-
-
-def system_v_segments(pids: set[int]) -> list[str]:
-    lines = Path("/proc/sysvipc/shm").read_text().splitlines()
-    creator = lines[0].split().index("cpid")
-    return [line for line in lines[1:] if int(line.split()[creator]) in pids]
 
 
 def pools_mapped(pid: int) -> int:

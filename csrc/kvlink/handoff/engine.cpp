@@ -167,7 +167,9 @@ std::vector<transport::Lane> Engine::attach_source(std::uint64_t id, int fd, std
     found->conversion = conversion;
     found->reach = std::move(*reach);
     connect(found, holder->release());
-    if (found->state == PeerState::ready) pulls_.on_peer_ready(found);
+    if (found->state != PeerState::ready) return;
+    found->reach.try_first_lane(services_, found->title());
+    pulls_.on_peer_ready(found);
   });
   return lanes;
 }
@@ -224,6 +226,7 @@ std::vector<PeerReport> Engine::peers() {
                          .address = each->address,
                          .epoch = each->epoch,
                          .lanes = each->reach.lanes(),
+                         .given_up = each->reach.given_up(),
                          .transports = each->reach.transports(),
                          .handoffs = each->handoffs,
                          .bytes = each->bytes,

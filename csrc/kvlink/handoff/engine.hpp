@@ -110,6 +110,7 @@ struct PeerReport {
   std::string address;
   Epoch epoch{};
   std::vector<transport::Lane> lanes;
+  std::string given_up;  // why the first lane that was opened is not among them
   std::string transports;
   std::uint64_t handoffs{};
   std::uint64_t bytes{};

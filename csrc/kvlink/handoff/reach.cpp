@@ -63,6 +63,18 @@ std::string Reach::open_lane(Lane lane, bool has_ucx) {
   return "no such lane";
 }
 
+void Reach::try_first_lane(Services& services, const std::string& peer) noexcept {
+  if (lanes_.size() < 2 || lanes_.front() != Lane::get) return;
+  try {
+    static_cast<void>(get_source(services, peer));
+  } catch (const Error& error) {
+    if (error.code() != Code::lane_unavailable) return;  // The handoff that meets it again says so.
+    given_up_ = error.what();
+    refused_.emplace_back(Lane::get, given_up_);
+    lanes_.erase(lanes_.begin());
+  }
+}
+
 std::string Reach::why_not(Lane lane) const {
   if (std::ranges::find(lanes_, lane) != lanes_.end()) return {};
   for (const auto& [refused, why] : refused_) {

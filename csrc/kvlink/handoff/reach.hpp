@@ -52,8 +52,14 @@ class Reach {
   /// Usable lanes, best first.
   [[nodiscard]] const std::vector<transport::Lane>& lanes() const noexcept { return lanes_; }
   [[nodiscard]] const std::string& transports() const noexcept { return transports_; }
+  /// What was given up since they were opened, and why; empty if nothing.
+  [[nodiscard]] const std::string& given_up() const noexcept { return given_up_; }
   /// Why `lane` is not among them; empty if it is.
   [[nodiscard]] std::string why_not(transport::Lane lane) const;
+
+  /// Gives up `get` where it comes first, UCX would only emulate it, and there is another lane to take: only UCX knows
+  /// what a kernel that denies ptrace, or a container, leaves of it. Progress thread.
+  void try_first_lane(Services& services, const std::string& peer) noexcept;
 
   struct Started {
     std::shared_ptr<transport::Transfer> transfer;
@@ -91,6 +97,7 @@ class Reach {
   SourceFacts facts_;
   std::vector<transport::Lane> lanes_;
   std::vector<std::pair<transport::Lane, std::string>> refused_;
+  std::string given_up_;
   std::string transports_;
   std::shared_ptr<const transport::MappedSource> mapped_;
   std::shared_ptr<const transport::VectoredSource> vectored_;

@@ -1,9 +1,16 @@
 #include "kvlink/transport/ucx/worker.hpp"
 
+#include <sys/eventfd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "kvlink/transport/chunk_router.hpp"
 #include "kvlink/transport/ucx/status.hpp"
+#include "kvlink/transport/unique_fd.hpp"
 
 namespace kvlink::transport::ucx {
 namespace {
@@ -14,12 +21,37 @@ constexpr unsigned kChunkMessage = 0;
 // and lets `release` work without allocating.
 constexpr std::size_t kMaxLent = 4096;
 
+// What a worker opens, and then some. Its first endpoints need a few more, and report that they lack them.
+constexpr std::size_t kDescriptors = 24;
+
+/// UCX 1.22 ends the process by an assertion if it finds no free descriptor while it starts its thread, so it is not
+/// asked to without any. Another thread may still take them in between; that is as good as it gets.
+void check_descriptors() {
+  std::vector<UniqueFd> room;
+  while (room.size() < kDescriptors) {
+    room.emplace_back(::eventfd(0, EFD_CLOEXEC));
+    if (room.back()) continue;
+    const int error = errno;
+    throw Error(Code::out_of_memory, "create a UCX worker, which needs " + std::to_string(kDescriptors) +
+                                         " descriptors: " + std::strerror(error) +
+                                         "; raise the limit on open files (ulimit -n)");
+  }
+}
+
 ucp_worker_h create_raw(const Context& context) {
+  check_descriptors();
   ucp_worker_params_t params{};
   params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
   params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // made on one thread, used on another
   ucp_worker_h worker = nullptr;
-  check(context.library(), context.call().worker_create(context.raw(), &params, &worker), "create a UCX worker");
+  const ucs_status_t status = context.call().worker_create(context.raw(), &params, &worker);
+  if (status != UCS_OK) {
+    Failure failure = failure_of(context.library(), status, "create a UCX worker");
+    // A worker needs nothing but what this machine has. UCX gives one status or another for either, and says no more.
+    if (failure.code == Code::transport_failed) failure.code = Code::out_of_memory;
+    throw Error(failure.code,
+                failure.message + "; is /dev/shm full or read-only, or the limit on open files (ulimit -n) reached?");
+  }
   return worker;
 }
 
