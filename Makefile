@@ -90,6 +90,7 @@ soak-mixed: install
 
 soak-short: install
 	@$(MIXED_SOAK) --seconds $(or $(SOAK_SECONDS),300) $(ARGS)
+
 # With sanitizers, about an hour; SHORT=1 is what CI runs: the C++ programs with ThreadSanitizer, and a part of the
 # Python suite with AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer. PART=races, suite or programs is one.
 sanitize: install
