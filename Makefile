@@ -22,7 +22,7 @@ SOAK_TESTS := tests/property tests/lifetime tests/errors/test_stopped_peer.py te
   tests/integration/test_fleet_under_change.py \
   tests/errors/test_cables.py tests/integration/test_shaped_links.py
 
-.PHONY: install demo test soak lint bench peers format states model-check stub clean
+.PHONY: install demo test soak sanitize lint bench peers format states model-check stub clean
 
 install: $(VENV)/.native $(VENV)/.test-programs
 
@@ -74,6 +74,11 @@ soak: install
 	if KVLINK_SOAK=1 KVLINK_PROPERTY_SEED=$$seed KVLINK_GEOMETRY_CASES=$(GEOMETRY_CASES) KVLINK_REUSE_ROUNDS=500 \
 	  $(BIN)/python -m pytest -s $(SOAK_TESTS) $(ARGS); \
 	then echo "soak: passed, SEED=$$seed"; else echo "soak: FAILED, run again with SEED=$$seed"; exit 1; fi
+
+# With sanitizers, about an hour; SHORT=1 is what CI runs: the C++ programs with ThreadSanitizer, and a part of the
+# Python suite with AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer. PART=races, suite or programs is one.
+sanitize: install
+	PYTHONPATH=tests $(BIN)/python -m sanitizers.run $(if $(SHORT),--short) $(if $(PART),--part $(PART)) $(ARGS)
 
 lint: install
 	$(BIN)/ruff check $(PY_FILES)

@@ -13,11 +13,11 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 SOURCES = [str(path) for folder in ("bindings", "csrc") for path in sorted(Path(folder).rglob("*.cpp"))]
-WARNINGS = ["-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror"]
-if Path("PKG-INFO").exists():  # A release must build with compilers that know warnings of which we have not heard.
-    WARNINGS.remove("-Werror")
+# A release, which has a PKG-INFO, must build with compilers that know warnings of which we have not heard.
+WARNINGS = ["-Wall", "-Wextra", "-Wconversion", "-Wshadow", *([] if Path("PKG-INFO").exists() else ["-Werror"])]
 SANITIZE = os.environ.get("KVLINK_SANITIZE", "")
-OPTIMISE = [f"-fsanitize={SANITIZE}", "-O1", "-g", "-fno-omit-frame-pointer"] if SANITIZE else ["-O2", "-DNDEBUG"]
+FAST = ["-O2", "-DNDEBUG"]
+OPTIMISE = [f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all", "-O0", "-g1"] if SANITIZE else FAST
 OBJECTS = Path("build", f"native-{SANITIZE.replace(',', '-') or 'release'}")  # kept, so that a next build can skip
 NO_UCX = """kvlink cannot be built without UCX's headers: install the package libucx-cu12==1.14.1.post2 \
 or set KVLINK_UCX_INCLUDE to the folder that holds ucp/api/ucp.h."""
@@ -52,7 +52,7 @@ class BuildNative(build_ext):
         """Compile what is out of date and link it all."""
         nanobind, cxx = package_folder("nanobind"), shlex.split(os.environ.get("CXX", "g++"))
         system = [ucx_include(), sysconfig.get_path("include"), nanobind / "include"]
-        flags = [*OPTIMISE, "-std=c++20", "-fPIC", "-fvisibility=hidden", "-pthread", "-Icsrc", "-Ibindings"]
+        flags = ["-std=c++20", "-fPIC", "-fvisibility=hidden", "-pthread", "-Icsrc", "-Ibindings"]
         flags += [part for folder in system for part in ("-isystem", str(folder))]
         flags += shlex.split(os.environ.get("CXXFLAGS", ""))
 
@@ -60,7 +60,7 @@ class BuildNative(build_ext):
             ours = source in SOURCES
             output = (OBJECTS / (source if ours else "nanobind.cpp")).with_suffix(".o")
             own = WARNINGS if ours else ["-Os", "-w", "-fno-strict-aliasing", f"-I{nanobind}/ext/robin_map/include"]
-            command = shlex.join([*cxx, *flags, "-MMD", "-c", source, "-o", str(output)])
+            command = shlex.join([*cxx, *(OPTIMISE if ours else FAST), *flags, "-MMD", "-c", source, "-o", str(output)])
             if not is_current(output, command):
                 output.parent.mkdir(parents=True, exist_ok=True)
                 output.unlink(missing_ok=True)
