@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from helpers.leftovers import named_shared_memory, system_v_segments
@@ -16,6 +17,8 @@ from kvlink.errors import Closed, PeerLost, TransportFailed
 REQUEST = Request(source_blocks=(6, 1, 4), target_blocks=(0, 7, 3), num_tokens=11)
 NOTICED_S = 3.0
 ENDED_WITH = 143
+#: They are the interpreter's business.
+PYTHON_THREADS = ("kvlink-accept", "kvlink-handshake")
 
 
 @pytest.mark.parametrize("handled", [False, True], ids=["not-handled", "handled"])
@@ -45,6 +48,21 @@ def test_sigterm_in_the_middle_releases_the_peer_and_leaves_nothing(own_pair: Pa
         own_pair.target.call("shut")
         assert not [name for name in names if os.path.exists(name)]
         wait_until(lambda: not system_v_segments(pids), timeout_s=5, what="segments of System V are left")
+
+
+def test_threads_leave_signals_to_the_application_but_not_faults_of_their_own(opened: Pair) -> None:
+    """Blocked, a fault would end the process past faulthandler."""
+    threads = {}
+    for task in Path(f"/proc/{opened.source.pid}/task").iterdir():
+        if (name := (task / "comm").read_text().strip()).startswith("kvlink-") and name not in PYTHON_THREADS:
+            status = (task / "status").read_text()
+            threads[name] = int(status.partition("SigBlk:")[2].split()[0], 16)
+    assert {"kvlink-progress", "kvlink-copy"} <= threads.keys()
+    for name, blocked in threads.items():
+        for sent in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGALRM):
+            assert blocked >> (sent - 1) & 1, (name, sent)
+        for fault in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT):
+            assert not blocked >> (fault - 1) & 1, (name, fault)
 
 
 def test_a_forked_child_makes_nodes_of_its_own(opened: Pair) -> None:

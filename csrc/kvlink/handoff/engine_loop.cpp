@@ -11,6 +11,7 @@
 
 #include "kvlink/clock.hpp"
 #include "kvlink/handoff/engine.hpp"
+#include "kvlink/signals.hpp"
 
 namespace kvlink::handoff {
 namespace {
@@ -23,9 +24,8 @@ constexpr std::int64_t kLongestSleepNs = 60'000 * kNsPerMs;
 
 /// Signals belong to the application's threads.
 void block_signals() noexcept {
-  sigset_t all;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  const sigset_t blocked = signals_of_others();
+  ::pthread_sigmask(SIG_BLOCK, &blocked, nullptr);
 }
 
 /// As the kernel has it since 3.14, for which libc had no declaration for long.

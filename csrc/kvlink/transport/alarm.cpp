@@ -9,6 +9,7 @@
 
 #include "kvlink/clock.hpp"
 #include "kvlink/error.hpp"
+#include "kvlink/signals.hpp"
 
 namespace kvlink::transport {
 
@@ -39,9 +40,8 @@ void Alarm::ring_at(std::int64_t when_ns) noexcept {
 }
 
 void Alarm::serve() noexcept {
-  sigset_t all;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  const sigset_t blocked = signals_of_others();
+  ::pthread_sigmask(SIG_BLOCK, &blocked, nullptr);
   ::pthread_setname_np(::pthread_self(), "kvlink-alarm");
   std::unique_lock lock(mutex_);
   while (!stopping_) {

@@ -9,18 +9,18 @@
 #include <utility>
 
 #include "kvlink/error.hpp"
+#include "kvlink/signals.hpp"
 
 namespace kvlink::transport {
 namespace {
 
-/// Blocks every signal while it lives, so that threads started meanwhile inherit a full mask: signals go to
-/// threads that Python or the engine prepared for them.
+/// Blocks signals while it lives, so that threads started meanwhile inherit the mask: signals go to threads that Python
+/// or the engine prepared for them.
 class SignalsBlocked {
  public:
   SignalsBlocked() noexcept {
-    sigset_t all;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+    const sigset_t blocked = signals_of_others();
+    ::pthread_sigmask(SIG_SETMASK, &blocked, &before_);
   }
   SignalsBlocked(const SignalsBlocked&) = delete;
   SignalsBlocked& operator=(const SignalsBlocked&) = delete;
