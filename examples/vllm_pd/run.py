@@ -89,7 +89,7 @@ class Server:
         """Return how many prompt tokens of all requests came from elsewhere."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as response:
             lines = response.read().decode().splitlines()
-        found = (line for line in lines if line.startswith("vllm:prompt_tokens_by_source"))
+        found = (line for line in lines if line.startswith("vllm:prompt_tokens_by_source_total"))
         return sum(int(float(line.split()[-1])) for line in found if 'source="external_kv_transfer"' in line)
 
     def stop(self) -> int:

@@ -29,4 +29,4 @@ def test_the_example_answers_the_same_text_and_ends_its_servers():
     assert "exit codes [0, 0]" in done.stdout
     moved = re.search(r"prompt tokens whose KV kvlink moved: (\d+)", done.stdout)
     assert moved
-    assert int(moved[1]) > 50
+    assert 50 < int(moved[1]) < 500
