@@ -296,6 +296,7 @@ std::shared_ptr<transport::StagedSender> Reach::make_sender(std::shared_ptr<cons
   return std::make_shared<transport::StagedSender>(std::move(plan), services.memory, nullptr, attempt, nullptr, 1,
                                                    *services.copy_threads, services.waker);
 }
+void Reach::try_first_lane(Services& /*services*/, const std::string& /*peer*/) noexcept {}
 void Reach::close() noexcept {}
 
 }  // namespace kvlink::handoff

@@ -240,7 +240,8 @@ def test_a_rank_that_dies_before_it_pushes_ends_the_reservations_and_the_pushes_
             wait_until(lambda worker=worker: len(worker.call("peers")) == 2, timeout_s=10, what="two peers")
         doomed.kill()
         for worker, handle, _ in slots:  # long before their 30 s
-            with pytest.raises(errors.PeerLost, match="source-1"):
+            # Lost while it was connected, or gone already when a target came to connect.
+            with pytest.raises((errors.PeerLost, errors.PeerUnreachable), match="source-1"):
                 worker.call("wait", handle, timeout_s=1)
         for handle in pushes:
             with pytest.raises((errors.Cancelled, errors.UnknownHandoff)):
