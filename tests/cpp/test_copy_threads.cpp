@@ -166,7 +166,7 @@ void threads_have_a_name_and_block_signals() {
   const auto until = std::chrono::steady_clock::now() + kLimit;
   while (masks.size() < 2 && std::chrono::steady_clock::now() < until) masks = status_lines("kvlink-copy", "SigBlk:");
   CHECK(masks.size() == 2);
-  // All that can be blocked (not SIGKILL, SIGSTOP, nor the two that the C library keeps) but those of a thread's own faults.
+  // All that can be blocked (not SIGKILL, SIGSTOP, and two of the C library) but those of a thread's own faults.
   for (const auto& mask : masks) CHECK(mask.find("fffffffe3ffbfa07") != std::string::npos);
   CHECK(status_lines("kvlink-copy", "SigBlk:").size() == 2);
 }
