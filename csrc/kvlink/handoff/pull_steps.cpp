@@ -140,7 +140,6 @@ void PullBook::perform(Do action, const PullPtr& pull, const Cause* cause) {
       note_corruption(*pull);
       break;
     case Do::free_exclusive:
-      services_.counters.live.fetch_sub(1);  // until here it takes memory, however long ago its outcome was
       services_.holds->release_exclusive(pull->request.written);
       services_.quarantine.leave(handle->id());
       pulls_.erase(handle->id());
@@ -440,6 +439,7 @@ void PullBook::settle(Pull& pull) {
                           {"convert", seconds(checked_ns, converted_ns)},
                           {"confirm", seconds(converted_ns, now)},
                           {"total", seconds(pull.request.submitted_ns, now)}};
+  services_.counters.live.fetch_sub(1);
   deadlines_.erase({pull.request.deadline_ns, handle->id()});
   reservations_.end(handle->id().handoff, pull.result.failure);
   handle->settle(std::move(pull.result));
