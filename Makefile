@@ -91,7 +91,7 @@ soak-mixed: install
 soak-short: install
 	@$(MIXED_SOAK) --seconds $(or $(SOAK_SECONDS),300) $(ARGS)
 
-# With sanitizers, about an hour; SHORT=1 is what CI runs: the C++ programs with ThreadSanitizer, and a part of the
+# With sanitizers, about an hour; SHORT=1 is a short form: the C++ programs with ThreadSanitizer, and a part of the
 # Python suite with AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer. PART=races, suite or programs is one.
 sanitize: install
 	PYTHONPATH=tests $(BIN)/python -m sanitizers.run $(if $(SHORT),--short) $(if $(PART),--part $(PART)) $(ARGS)
