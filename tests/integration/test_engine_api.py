@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import socket
@@ -20,9 +21,8 @@ from kvlink import Limits, errors
 from kvlink.commands import Add, Cancel, Command, Commit, Event, Offer, Pull, Push, Ready, Reserve
 
 BLOCKS, TOKENS = 512, 4
-# 200 us is what is wanted. The same build takes 110 to 250 from one process to the next on a shared host, all of it
-# processor time: so much more is let pass before it counts as slower.
-STEP_LIMIT_S = 1.75 * 200e-6
+# A step may take 200 us where the yardstick of `json_round_trips` takes 73, as on the fastest core seen here.
+MOST_YARDSTICKS_A_STEP = 200 / 73
 
 
 class Side:
@@ -291,19 +291,27 @@ def test_threads_that_take_events_together_get_each_once(source: Side) -> None:
     assert sorted(kinds(taken)) == sorted((one.id, kind) for one in commands for kind in ("outcome", "released"))
 
 
+def json_round_trips(tickets: list[dict[str, Any]]) -> None:
+    """What says how fast this core is at the moment: the same work in every version of kvlink."""
+    for _ in range(4):
+        json.loads(json.dumps(tickets))
+
+
 @pytest.mark.alone
 def test_a_step_of_an_engine_with_a_hundred_live_handoffs_is_short(source: Side) -> None:
-    """Two offers, two cancels, and what came of those before; the best median of ten steps."""
+    """Two offers, two cancels, and what came of those before. The best of five medians: the machine has other work."""
     source.node.submit([source.offer(block, ttl_s=300) for block in range(100)])
     steps = [[source.offer(2 * step + 100), source.offer(2 * step + 101)] for step in range(201)]
     cancels = [[Cancel(offer.id) for offer in offers] for offers in steps]
-    took = []
+    ratios = []
     for step in range(1, 201):
         batch = [*steps[step], *cancels[step - 1]]
         started = time.perf_counter()
         source.node.submit(batch, tag=step)
         source.node.completions()
-        took.append(time.perf_counter() - started)
+        done = time.perf_counter()
+        json_round_trips([offer.ticket for offer in steps[step]])
+        ratios.append((done - started) / (time.perf_counter() - done))
     assert source.node.holds()["handoffs"] >= 100
-    median_s = min(statistics.median(took[first : first + 10]) for first in range(0, 200, 10))
-    assert median_s < STEP_LIMIT_S, f"{1e6 * median_s:.0f} us"
+    best = min(statistics.median(ratios[first : first + 40]) for first in range(0, 200, 40))
+    assert best < MOST_YARDSTICKS_A_STEP
