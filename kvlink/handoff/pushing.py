@@ -214,11 +214,11 @@ class PushingNode:
         running.rendezvous.expect(key, expectation)
         return expectation
 
-    def _usable(self, operation: str) -> Running:
-        raise NotImplementedError
+    if TYPE_CHECKING:  # what the node has
 
-    def _lane(self, require: str | None, operation: str) -> str:
-        raise NotImplementedError
+        def _usable(self, operation: str) -> Running: ...
+
+        def _lane(self, require: str | None, operation: str) -> str: ...
 
 
 def _check_fits(reservation: Reservation, life: Life, name: str, num_tokens: int | None, operation: str) -> None:

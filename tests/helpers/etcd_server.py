@@ -52,7 +52,7 @@ class EtcdServer:
                     if b'"true"' in answer.read():
                         return
             except OSError:
-                time.sleep(0.02)
+                time.sleep(0.02)  # nothing tells that it listens now
 
     def kill(self) -> None:
         """End it at once, as a crash does."""

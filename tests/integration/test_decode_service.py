@@ -135,7 +135,7 @@ async def test_a_request_arrives_with_its_bytes_and_its_blocks_come_back(
 
 async def test_workers_come_and_go_while_requests_wait(prefill: Prefill, decoder: Callable[..., Decoder]) -> None:
     waiting = asyncio.ensure_future(prefill.hand_off(1))
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # lets the task begin
     first = decoder("decode-0")
     assert (await waiting).worker == "decode-0"
     placement = await prefill.scheduler.place(num_tokens=4)
@@ -194,7 +194,7 @@ async def test_room_that_nobody_has_told_of_is_asked_for(
     blocks = worker.pool.allocate(BLOCKS)
     directory.put(worker.service.entry())
     waiting = asyncio.ensure_future(prefill.hand_off(1))
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # nothing happens that one could wait for: nobody has room
     assert not waiting.done()
     worker.pool.free(blocks)
     assert (await asyncio.wait_for(waiting, 5)).worker == "silent"
@@ -250,7 +250,7 @@ async def test_a_cancelled_hand_off_leaves_nothing_on_either_side(
     worker = decoder("decode-0")
     for delay_s in (0.0, 0.001, 0.002, 0.004, 0.01):
         task = asyncio.ensure_future(prefill.hand_off(1, 2))
-        await asyncio.sleep(delay_s)
+        await asyncio.sleep(delay_s)  # the moment of the cancel is what varies
         task.cancel()
         done, _ = await asyncio.wait([task], timeout=5)
         assert done
