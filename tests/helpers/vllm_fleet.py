@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import wait as wait_for_any
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -151,7 +152,8 @@ class RemoteEngine:
         """Tell it to end, without waiting."""
         if not self._stopping and self.process.is_alive():
             self._stopping = True
-            self.send("stop")
+            with suppress(BrokenPipeError):  # it dies of something: its exit code tells
+                self.send("stop")
 
     def stop(self) -> int | None:
         """Tell it to end, and return its exit code; None if it did not end."""

@@ -111,8 +111,8 @@ def test_idle_engines_do_nothing_and_while_they_wait_our_threads_sleep(engines):
         before = engine.state()
         assert not engine.channel.poll(seconds), "nobody asked for anything"
         after = engine.state()
-        others = after.other_threads_cpu_s - before.other_threads_cpu_s
-        return after.steps - before.steps, after.cpu_s - before.cpu_s, others
+        ours = after.our_threads_cpu_s - before.our_threads_cpu_s
+        return after.steps - before.steps, after.cpu_s - before.cpu_s, ours
 
     quiet = [spent(engine) for engine in (alone, source, target)]
     assert [steps for steps, _, _ in quiet] == [0, 0, 0]
@@ -125,4 +125,4 @@ def test_idle_engines_do_nothing_and_while_they_wait_our_threads_sleep(engines):
     waiting.abort()
     target.call(script_faults)
     assert all(steps > 0 for steps, _, _ in both)
-    assert max(others for _, _, others in both) <= 0.02 * seconds, both
+    assert max(ours for _, _, ours in both) <= 0.02 * seconds, both
