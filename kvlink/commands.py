@@ -47,6 +47,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     blocks: Any
     ticket: dict[str, Any]
+    retry_s: float | None = None
     payload: bytes = b""
     label: str = ""
     integrity: str | None = None

@@ -193,6 +193,7 @@ class NativeEngine(Protocol):
         blocks: list[BlockTable],
         num_tokens: int,
         ttl_ms: int,
+        retry_ms: int | None = None,
         readers: int,
         payload: bytes,
         label: str,

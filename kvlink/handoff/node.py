@@ -190,6 +190,7 @@ class Node(PushingNode, Submitting):
         *,
         num_tokens: int | None = None,
         ttl_s: float | None = None,
+        retry_s: float | None = None,
         label: str = "",
         readers: int | None = None,
         payload: bytes | bytearray | memoryview = b"",
@@ -205,6 +206,9 @@ class Node(PushingNode, Submitting):
 
         `ticket` is one that a ``TicketMint`` made over this node and maybe others. It says how many
         tokens, readers and seconds; whoever had it early may have claimed it already.
+
+        `retry_s`: once a reader that had claimed it is gone, and nobody else reads, the blocks are kept at
+        most so long for another attempt; by default until the lease ends.
 
         `integrity` is the checksum by which readers check what they have read; by default the
         node's. A reader whose own node demands one gets that one.
@@ -232,6 +236,7 @@ class Node(PushingNode, Submitting):
             blocks=block_tables(blocks, life.groups, num_tokens=terms.num_tokens, operation="offer"),
             num_tokens=terms.num_tokens,
             ttl_ms=terms.ttl_ms,
+            retry_ms=None if retry_s is None else check_milliseconds(retry_s, called="offer: retry_s"),
             readers=terms.readers,
             payload=check_payload(payload, most_bytes=self._limits.payload_bytes, called="offer: payload"),
             label=check_text(label, called="offer: label", may_be_empty=True),

@@ -176,6 +176,7 @@ def _started(node: Node, command: c.Command) -> Handle:
         return node.offer(
             command.blocks,
             ticket=command.ticket,
+            retry_s=command.retry_s,
             payload=command.payload,
             label=command.label,
             integrity=command.integrity,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 import kvlink
 from kvlink import errors
+from kvlink.testing.faults import FaultScript, inject_faults, remove_faults
 
 TTL_S = 0.5
 HEADS = 4
@@ -70,3 +72,52 @@ def test_a_lease_ends_when_its_reader_gives_up(ranks: Ranks) -> None:
     ranks.pull.cancel()
     with pytest.raises(errors.TicketExpired):
         ranks.first.wait(timeout_s=5 * TTL_S)
+
+
+@pytest.fixture
+def two_nodes() -> Iterator[tuple[kvlink.Node, kvlink.Node]]:
+    both = node("source", range(HEADS)), node("target", range(HEADS))
+    yield both
+    for each in both:
+        each.close()
+
+
+def give_up(target: kvlink.Node, ticket: dict[str, object]) -> None:
+    """Claim the offer, be granted it, and go away without its bytes."""
+    inject_faults(target, FaultScript(delay_ms=60_000.0))
+    pull = target.pull(ticket, [3, 4], deadline_s=10)
+    until = time.monotonic() + 5
+    while pull.state != "moving":
+        assert time.monotonic() < until, pull
+        time.sleep(0.001)  # states ring no bell
+    pull.cancel()
+    assert pull.wait_released(timeout_s=5)
+    remove_faults(target)
+
+
+def test_once_its_reader_is_gone_an_offer_waits_for_another_only_as_long_as_was_said(two_nodes: tuple[kvlink.Node, kvlink.Node]) -> None:
+    source, target = two_nodes
+    offer = source.offer([1, 2], num_tokens=7, ttl_s=60, retry_s=TTL_S)
+    assert not offer.wait_released(timeout_s=1.5 * TTL_S), "nobody has begun: the lease counts"
+
+    give_up(target, offer.ticket)
+
+    with pytest.raises(errors.TicketExpired):
+        offer.wait(timeout_s=5 * TTL_S)
+
+
+def test_another_attempt_within_that_time_is_served(two_nodes: tuple[kvlink.Node, kvlink.Node]) -> None:
+    source, target = two_nodes
+    offer = source.offer([1, 2], num_tokens=7, ttl_s=60, retry_s=5)
+    give_up(target, offer.ticket)
+    target.pull(offer.ticket, [3, 4], deadline_s=5).wait(timeout_s=5)
+    offer.wait(timeout_s=5)
+
+
+@pytest.mark.parametrize("retry_s", [0.0, -1.0, float("nan"), 1e9])
+def test_a_time_for_another_attempt_that_is_out_of_bounds_is_named(
+    two_nodes: tuple[kvlink.Node, kvlink.Node], retry_s: object
+) -> None:
+    with pytest.raises(errors.InvalidArgument, match="offer: retry_s"):
+        two_nodes[0].offer([1, 2], num_tokens=7, retry_s=retry_s)  # type: ignore[arg-type]
+    assert not any(two_nodes[0].holds().values())

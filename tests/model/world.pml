@@ -203,6 +203,7 @@ inline DO_offer_settle() { assert(again || !offer_outcome); offer_outcome = true
 inline DO_offer_release() { assert(again || (offer_outcome && !offer_released && !offer_held)); offer_released = true }
 inline DO_offer_extend_lease() { skip }
 inline DO_offer_extend_to_cap() { skip }
+inline DO_offer_shorten_lease() { skip }
 inline DO_offer_count_stale() { skip }
 
 inline DO_grant_claim_again() { net[m] = net[m] | CLAIM }

@@ -257,6 +257,7 @@ std::shared_ptr<Handoff> Engine::offer(OfferOptions options) {
                                             " travel with a handoff");
   }
   const std::int64_t expires_ns = deadline_after(options.ttl_ms, "ttl");
+  if (options.retry_ms) (void)deadline_after(*options.retry_ms, "retry");
   BlockTables blocks = touched(options.blocks, services_.holds->groups(), 0, options.num_tokens);
   admit_one();
   try {
@@ -284,6 +285,7 @@ std::shared_ptr<Handoff> Engine::offer(OfferOptions options) {
                .expires_ns = expires_ns,
                .ttl_ms = options.ttl_ms,
                .cap_ns = expires_ns + std::max<std::int64_t>(0, lease_cap_ms_ - options.ttl_ms) * kNsPerMs,
+               .retry_ms = options.retry_ms,
                .readers = options.readers,
                .integrity = options.integrity,
                .payload = std::move(options.payload)});

@@ -43,6 +43,7 @@ struct OfferOptions {
   BlockTables blocks;
   std::uint64_t num_tokens{};
   std::int64_t ttl_ms{};
+  std::optional<std::int64_t> retry_ms;  // see OfferRequest
   std::uint32_t readers{1};
   transport::Integrity integrity{};
   std::vector<std::byte> payload;

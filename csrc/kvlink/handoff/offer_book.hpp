@@ -37,6 +37,7 @@ struct OfferRequest {
   std::int64_t expires_ns{};
   std::int64_t ttl_ms{};  // what a renewal gives at most
   std::int64_t cap_ns{};  // no renewal goes past it
+  std::optional<std::int64_t> retry_ms{};  // what is left at most once all readers have gone
   std::uint32_t readers{1};
   transport::Integrity integrity{};  // offered to readers that demand none
   std::vector<std::byte> payload;
@@ -173,6 +174,7 @@ class OfferBook {
   /// Sends what the connection takes. Returns whether it sent anything.
   bool advance(GrantSums& sums);
   void extend_lease(Offer& offer, std::int64_t expires_ns);
+  void set_lease(Offer& offer, std::int64_t expires_ns);
   void settle(Offer& offer, std::optional<Failure> failure);
 
   /// A message about a grant: of the offer that it names, the grant that it names, else any that lives.

@@ -170,6 +170,11 @@ void OfferBook::perform(Do action, Offer& offer, const News& news) {
     case Do::extend_to_cap:
       extend_lease(offer, request.cap_ns);
       break;
+    case Do::shorten_lease:
+      if (request.retry_ms) {
+        set_lease(offer, std::min(request.expires_ns, now_ns() + *request.retry_ms * kNsPerMs));
+      }
+      break;
     case Do::count_stale:
       services_.counters.stale_messages.fetch_add(1);
       break;
@@ -335,8 +340,11 @@ void OfferBook::send_sums(const News& news) {
 }
 
 void OfferBook::extend_lease(Offer& offer, std::int64_t expires_ns) {
+  if (expires_ns > offer.request.expires_ns) set_lease(offer, expires_ns);
+}
+
+void OfferBook::set_lease(Offer& offer, std::int64_t expires_ns) {
   std::int64_t& expires = offer.request.expires_ns;
-  if (expires_ns <= expires) return;
   const HandoffId id = offer.request.handle->id().handoff;
   leases_.erase({expires, id});
   expires = expires_ns;

@@ -22,6 +22,7 @@ _INTEGRITIES = ("crc32c", "xxh3")
 # Least and greatest value. As in kvlink.Limits, the upper bounds are where a value starts being a slip of the unit.
 _BOUNDS: dict[str, tuple[float, float]] = {
     "ttl_s": (0.001, 86400.0),
+    "retry_s": (0.001, 86400.0),
     "deadline_s": (0.01, 86400.0),
     "connect_timeout_s": (0.01, 300.0),
     "lease_cap_s": (0.0, 86400.0),
@@ -52,6 +53,8 @@ class ConnectorConfig:
         The only lanes that pulls may use; all by default.
     ttl_s
         How long prefill keeps a request's blocks for decode to begin reading them.
+    retry_s
+        How long prefill keeps them for another decode engine, once one that had begun to read them is gone.
     deadline_s
         How long decode waits for a request's bytes, from when it has blocks for them.
     connect_timeout_s
@@ -85,6 +88,7 @@ class ConnectorConfig:
     secret_env: str | None = None
     lanes: tuple[str, ...] | None = None
     ttl_s: float = 30.0
+    retry_s: float = 3.0
     deadline_s: float = 30.0
     connect_timeout_s: float = 3.0
     lease_cap_s: float = 300.0

@@ -162,7 +162,13 @@ class WorkerHalf:
         _, described = self._started()
         self._ledger.expect(send.id, send.request_id, sends=True)
         blocks = node_tables(send.tables, described.groups, num_tokens=send.ticket["num_tokens"])
-        return Offer(id=send.id, ticket=send.ticket, blocks=blocks, label=label_of(send.request_id))
+        return Offer(
+            id=send.id,
+            ticket=send.ticket,
+            blocks=blocks,
+            retry_s=self._config.retry_s,
+            label=label_of(send.request_id),
+        )
 
     def _pull(self, receive: Receive) -> Pull:
         _, described = self._started()
