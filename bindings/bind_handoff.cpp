@@ -192,9 +192,8 @@ nb::dict holds(const Engine& engine) {
 }
 
 Handle offer(std::shared_ptr<Engine> engine, const std::vector<Table>& blocks, std::uint64_t num_tokens,
-             std::int64_t ttl_ms, std::optional<std::int64_t> retry_ms, std::uint32_t readers,
-             const nb::bytes& payload, std::string label, const std::string& integrity,
-             std::optional<MintedId> minted) {
+             std::int64_t ttl_ms, std::optional<std::int64_t> retry_ms, std::uint32_t readers, const nb::bytes& payload,
+             std::string label, const std::string& integrity, std::optional<MintedId> minted) {
   kvlink::handoff::OfferOptions options{.blocks = tables_of(blocks),
                                         .num_tokens = num_tokens,
                                         .ttl_ms = ttl_ms,
@@ -356,8 +355,7 @@ void bind_engine(nb::module_& m) {
       .def("holds", &holds, "Return how many blocks and handoffs are held.")
       .def("counters", &counters, "Return the engine's counters.")
       .def("offer", &offer, nb::kw_only(), "blocks"_a, "num_tokens"_a, "ttl_ms"_a, "retry_ms"_a = nb::none(),
-           "readers"_a, "payload"_a, "label"_a,
-           "integrity"_a = "", "minted"_a.none() = nb::none(),
+           "readers"_a, "payload"_a, "label"_a, "integrity"_a = "", "minted"_a.none() = nb::none(),
            "Offer blocks to be read. `integrity` names the checksum for readers that demand none. `minted` is the "
            "(epoch, sequence) of a ticket made elsewhere.")
       .def("pull", &pull, "sources"_a, nb::kw_only(), "blocks"_a, "num_tokens"_a, "skip_tokens"_a, "deadline_ms"_a,

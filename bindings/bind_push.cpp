@@ -61,7 +61,7 @@ PushHandle push(std::shared_ptr<Engine> engine, const std::pair<nb::bytes, std::
       .label = std::move(label)};
   const nb::gil_scoped_release released;
   auto pushed = engine->push(std::move(options));
-  return {{std::move(engine), std::move(pushed.handle)}, std::move(pushed.state)};
+  return {{std::move(engine), std::move(pushed.handle)}, std::move(pushed.state), pushed.reservation};
 }
 
 }  // namespace
@@ -82,7 +82,10 @@ void bind_push_handle(nb::module_& m) {
   const auto flag = nb::call_guard<nb::gil_scoped_release>();
   nb::class_<PushHandle, Handle>(m, "Push", "One push of this node. Thread-safe; nothing waits.")
       .def(
-          "start", [](const PushHandle& self, std::uint64_t peer) { self.engine->start_push(self.handoff, peer); },
+          "start",
+          [](const PushHandle& self, std::uint64_t peer) {
+            self.engine->start_push({self.handoff, self.state, self.reservation}, peer);
+          },
           "peer"_a, flag, "Push to this claimant, who has reserved, now that it is connected.")
       .def(
           "fail",

@@ -30,6 +30,7 @@ struct Handle {
 /// One of a push has more to say.
 struct PushHandle : Handle {
   std::shared_ptr<handoff::PushState> state;
+  HandoffId reservation;
 };
 
 [[nodiscard]] inline Epoch epoch_of(const nb::bytes& bytes) {

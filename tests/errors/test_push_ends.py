@@ -80,6 +80,26 @@ def test_the_source_cancels(middle: InTheMiddle) -> None:
     middle.both_fail(errors.Cancelled, errors.Cancelled)
 
 
+def test_a_push_that_is_cancelled_before_the_two_are_connected_ends_the_reservation_too() -> None:
+    source = TaggedPool(name="prefill", blocks=8, block_bytes=64 << 10, copy_threads=1)
+    target = TaggedPool(name="decode", blocks=8, block_bytes=64 << 10, copy_threads=1)
+    slot = target.node.reserve([0, 1, 2, 3], num_tokens=TOKENS, ttl_s=60)
+    push = source.node.push(slot.ticket, [4, 5, 6], deadline_s=60)
+    assert not source.node.peers()
+
+    push.cancel()
+
+    with pytest.raises(errors.Cancelled):
+        push.wait(timeout_s=NOTICED_S)
+    with pytest.raises(errors.Cancelled, match="withdrawn"):
+        slot.wait(timeout_s=NOTICED_S)
+    assert slot.wait_released(timeout_s=NOTICED_S)
+    assert push.wait_released(timeout_s=NOTICED_S)
+    for pool in (source, target):
+        assert not any(pool.node.holds().values())
+        pool.close()
+
+
 def test_the_target_closes(middle: InTheMiddle) -> None:
     middle.target.node.close()
     middle.both_fail(errors.Closed, (errors.Cancelled, errors.PeerLost))

@@ -95,7 +95,9 @@ def give_up(target: kvlink.Node, ticket: dict[str, object]) -> None:
     remove_faults(target)
 
 
-def test_once_its_reader_is_gone_an_offer_waits_for_another_only_as_long_as_was_said(two_nodes: tuple[kvlink.Node, kvlink.Node]) -> None:
+def test_once_its_reader_is_gone_an_offer_waits_only_as_long_as_was_said(
+    two_nodes: tuple[kvlink.Node, kvlink.Node],
+) -> None:
     source, target = two_nodes
     offer = source.offer([1, 2], num_tokens=7, ttl_s=60, retry_s=TTL_S)
     assert not offer.wait_released(timeout_s=1.5 * TTL_S), "nobody has begun: the lease counts"

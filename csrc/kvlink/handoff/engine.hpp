@@ -100,6 +100,7 @@ struct PushOptions {
 struct Pushed {
   std::shared_ptr<Handoff> handle;
   std::shared_ptr<PushState> state;
+  HandoffId reservation;
 };
 
 /// How a peer stands, for people and metrics.
@@ -165,7 +166,7 @@ class Engine {
   [[nodiscard]] std::shared_ptr<Handoff> reserve(ReserveOptions options);
   [[nodiscard]] Pushed push(PushOptions options);
   /// The claimant that has reserved is connected.
-  void start_push(const std::shared_ptr<Handoff>& handle, std::uint64_t peer);
+  void start_push(const Pushed& push, std::uint64_t peer);
   /// Something was said to the push's state: the target is told.
   void tell_ready(const std::shared_ptr<Handoff>& handle);
   void cancel(const std::shared_ptr<Handoff>& handle);

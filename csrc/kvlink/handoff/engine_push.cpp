@@ -76,11 +76,16 @@ Pushed Engine::push(PushOptions options) {
                .payload = {},
                .push = state,
                .reservation = options.reservation});
-  return {std::move(handle), std::move(state)};
+  return {std::move(handle), std::move(state), options.reservation};
 }
 
-void Engine::start_push(const std::shared_ptr<Handoff>& handle, std::uint64_t peer) {
-  post([this, handle, peer] { offers_.start_push(handle->id().handoff, peer_or_lost(peer)); });
+void Engine::start_push(const Pushed& push, std::uint64_t peer) {
+  post([this, push, peer] {
+    const HandoffId id = push.handle->id().handoff;
+    if (!push.handle->has_outcome()) return offers_.start_push(id, peer_or_lost(peer));
+    OfferBook::call_off_push(peer_or_lost(peer), push.reservation,
+                             {.offer = id, .num_tokens = push.state->num_tokens()});
+  });
 }
 
 void Engine::tell_ready(const std::shared_ptr<Handoff>& handle) {

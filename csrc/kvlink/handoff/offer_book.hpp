@@ -35,8 +35,8 @@ struct OfferRequest {
   BlockTables blocks;  // one table a group, as `touched` leaves them
   std::uint64_t num_tokens{};
   std::int64_t expires_ns{};
-  std::int64_t ttl_ms{};  // what a renewal gives at most
-  std::int64_t cap_ns{};  // no renewal goes past it
+  std::int64_t ttl_ms{};                   // what a renewal gives at most
+  std::int64_t cap_ns{};                   // no renewal goes past it
   std::optional<std::int64_t> retry_ms{};  // what is left at most once all readers have gone
   std::uint32_t readers{1};
   transport::Integrity integrity{};  // offered to readers that demand none
@@ -68,6 +68,8 @@ class OfferBook {
 
   /// The node that a push is for is connected.
   void start_push(const HandoffId& id, const PeerPtr& peer);
+  /// The same, where the push has ended before: that node claims it, is refused with the reason, and need not wait.
+  static void call_off_push(const PeerPtr& peer, const HandoffId& reservation, const Push& push);
   /// The owner of a push has said something: see PushState.
   void tell_ready(const HandoffId& id);
 

@@ -36,6 +36,10 @@ void OfferBook::start_push(const HandoffId& id, const PeerPtr& peer) {
   write_push(peer->channel->outbox(), offer.request.reservation, {.offer = id, .num_tokens = offer.request.num_tokens});
 }
 
+void OfferBook::call_off_push(const PeerPtr& peer, const HandoffId& reservation, const Push& push) {
+  if (peer->channel) write_push(peer->channel->outbox(), reservation, push);
+}
+
 void OfferBook::tell_ready(const HandoffId& id) {
   const auto found = find(id);
   if (found == offers_.end()) return;

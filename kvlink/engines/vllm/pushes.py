@@ -78,7 +78,8 @@ class Pushes:
         for finish in orders.finishes:
             if (push := self._outgoing.get(finish.id)) is not None:
                 push.complete, push.report = finish.complete, finish.report
-                push.until = time.monotonic() + self._config.ttl_s
+                # Decode may be about to reserve, and should hear what became of the prompt.
+                push.until = time.monotonic() + (self._config.ttl_s if push.complete else self._config.retry_s)
         for push in self._outgoing.values():
             self._go_on(push)
 
@@ -113,7 +114,7 @@ class Pushes:
         now = time.monotonic()
         sent = set()
         for push_id, push in list(self._outgoing.items()):
-            nobody_came = not push.started and (push.complete is False or push.expectation is None or now >= push.until)
+            nobody_came = not push.started and (push.expectation is None or now >= push.until)
             if push.complete is not None and (push.over or nobody_came):
                 if nobody_came and push.complete:
                     log.warning("kvlink: nobody has reserved blocks for request %s", push.order.request_id)
@@ -156,7 +157,7 @@ class Pushes:
 
     def _go_on(self, push: _Outgoing) -> None:
         """Begin a push whose reservation has come, and tell it what there is."""
-        if not push.started and push.expectation is not None and push.complete is not False:
+        if not push.started and push.expectation is not None:
             self._look(push)
         if not push.started or push.over:
             return
