@@ -296,7 +296,7 @@ class Engine:
     def counters(self) -> dict[str, int]:
         """Return the engine's counters."""
 
-    def offer(self, *, blocks: Sequence[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], num_tokens: int, ttl_ms: int, readers: int, payload: bytes, label: str, integrity: str = '', minted: tuple[bytes, int] | None = None) -> Handoff:
+    def offer(self, *, blocks: Sequence[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], num_tokens: int, ttl_ms: int, retry_ms: int | None = None, readers: int, payload: bytes, label: str, integrity: str = '', minted: tuple[bytes, int] | None = None) -> Handoff:
         """
         Offer blocks to be read. `integrity` names the checksum for readers that demand none. `minted` is the (epoch, sequence) of a ticket made elsewhere.
         """
