@@ -30,8 +30,9 @@ Config read_config(const Library& library, const ContextOptions& options) {
     if (std::getenv(("UCX_" + name).c_str()) != nullptr) continue;
     const ucs_status_t status = library.call().config_modify(raw, name_in(library, name).c_str(), value.c_str());
     if (status != UCS_OK) {
-      throw Error(Code::ucx_unavailable, "UCX " + library.version() + " refused " + name + "=" + value + ": " +
-                                             library.call().status_string(status));
+      std::string what = "UCX " + library.version() + " refused ";
+      what.append(name).append("=").append(value).append(": ").append(library.call().status_string(status));
+      throw Error(Code::ucx_unavailable, what);
     }
   }
   return config;

@@ -113,7 +113,7 @@ std::string Endpoint::transports() const {
   std::string text;
   for (const auto& [transport, device] : lanes()) {
     if (!text.empty()) text += ' ';
-    text += transport + '/' + device;
+    text.append(transport).append("/").append(device);
   }
   return text;
 }

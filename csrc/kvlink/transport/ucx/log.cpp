@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
+#include <new>
 
 namespace kvlink::transport::ucx {
 namespace {
@@ -24,7 +25,9 @@ struct Ring {
 };
 
 Ring& ring() noexcept {
-  static Ring* const forever = new Ring;  // UCX's own threads may log while the process exits
+  // Never destroyed: UCX's own threads may log while the process exits.
+  alignas(Ring) static std::array<std::byte, sizeof(Ring)> place;
+  static Ring* const forever = new (place.data()) Ring;
   return *forever;
 }
 
