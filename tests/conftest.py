@@ -68,7 +68,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put first what one process should have to itself: a compiler that others can wait for, imports of seconds."""
-    first = ("test_programs.py", "test_engine_transformers.py", "test_conformance.py")
+    first = ["test_programs.py", "test_engine_transformers.py", "test_conformance.py", "test_conversion_kernels.py"]
+    first += ["test_vllm_halves.py", "test_vllm_layouts.py", "test_vllm_pushes.py"]
     items.sort(key=lambda item: item.path.name not in first)
 
 

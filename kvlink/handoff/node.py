@@ -201,14 +201,12 @@ class Node(PushingNode, Submitting):
 
         `blocks` is a list, an int32 array, or one of these for each group by its name; ``-1`` is a
         hole that nobody may ask for. The bytes must stay as they are until the offer is released,
-        which is at the last reader's confirmation or after `ttl_s` seconds (30 by default, and one
-        reader).
+        which is at the last reader's confirmation or after `ttl_s` seconds (30, and one reader).
 
         `ticket` is one that a ``TicketMint`` made over this node and maybe others. It says how many
         tokens, readers and seconds; whoever had it early may have claimed it already.
 
-        `retry_s`: once a reader that had claimed it is gone, and nobody else reads, the blocks are kept at
-        most so long for another attempt; by default until the lease ends.
+        `retry_s` is how long it waits for another attempt once its reader is gone; by default `ttl_s`.
 
         `integrity` is the checksum by which readers check what they have read; by default the
         node's. A reader whose own node demands one gets that one.

@@ -7,20 +7,19 @@ from typing import ClassVar
 
 import msgspec
 import pytest
+from helpers.late_imports import skip_without
+from helpers.tiny_llama import save_model
 from typer.testing import CliRunner
 
-pytest.importorskip("torch", reason="the demo extra is not installed")
-pytest.importorskip("transformers", reason="the demo extra is not installed")
+from kvlink.cli import app
+from kvlink.demo import messages, weights
+from kvlink.demo.compare import longest_stall
+from kvlink.demo.process import Inbox, WorkerProcess
+from kvlink.demo.run import check_length
+from kvlink.demo.seed import Seed
+from kvlink.errors import ConfigError, KvlinkError, PeerLost
 
-from helpers.tiny_llama import save_model  # noqa: E402
-
-from kvlink.cli import app  # noqa: E402
-from kvlink.demo import messages, weights  # noqa: E402
-from kvlink.demo.compare import longest_stall  # noqa: E402
-from kvlink.demo.process import Inbox, WorkerProcess  # noqa: E402
-from kvlink.demo.run import check_length  # noqa: E402
-from kvlink.demo.seed import Seed  # noqa: E402
-from kvlink.errors import ConfigError, KvlinkError, PeerLost  # noqa: E402
+skip_without("torch", "transformers")
 
 
 class _LentSeed:

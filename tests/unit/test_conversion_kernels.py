@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from helpers.conversions import BITS, FLOATS, PAIRS, converted, is_nan
+from helpers.late_imports import import_late
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -13,7 +13,8 @@ from hypothesis.extra import numpy as arrays
 from kvlink import errors
 from kvlink._native import convert_elements
 
-TORCH = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+torch = import_late("torch")
+
 SIGNED = {"float32": np.int32, "float16": np.int16, "bfloat16": np.int16}
 NARROW = [pair for pair in PAIRS if pair[0] != "float32"]
 FROM_FLOAT32 = [pair for pair in PAIRS if pair[0] == "float32"]
@@ -30,8 +31,8 @@ def by_kvlink(bits: np.ndarray, pair: tuple[str, str], *, plainly: bool = False)
 
 
 def by_torch(bits: np.ndarray, pair: tuple[str, str]) -> np.ndarray:
-    values = torch.from_numpy(bits.view(SIGNED[pair[0]])).view(TORCH[pair[0]])
-    signed = values.to(TORCH[pair[1]]).view(torch.int16 if pair[1] != "float32" else torch.int32)
+    values = torch.from_numpy(bits.view(SIGNED[pair[0]])).view(getattr(torch, pair[0]))
+    signed = values.to(getattr(torch, pair[1])).view(torch.int16 if pair[1] != "float32" else torch.int32)
     return signed.numpy().view(BITS[pair[1]])
 
 

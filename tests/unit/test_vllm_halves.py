@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from helpers.late_imports import import_late
 from helpers.vllm_halves import Engine, prompt, rest
 from helpers.vllm_shapes import Request, Status
 
@@ -16,7 +17,7 @@ from kvlink.engines.vllm import stats
 from kvlink.engines.vllm.ledger import Ledger, Report
 from kvlink.errors import AlreadyClaimed, Cancelled, InvalidArgument, PeerLost
 
-torch = pytest.importorskip("torch", reason="the demo extra is not installed")
+torch = import_late("torch")
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from helpers.late_imports import import_late
 from helpers.vllm_shapes import (
     LAYOUTS,
     CacheConfig,
@@ -23,7 +24,7 @@ from kvlink.engines.vllm.layouts import Content, DescribedCache, RankPlace, cont
 from kvlink.engines.vllm.tables import PagedGroup, node_tables, whole_blocks
 from kvlink.errors import LayoutMismatch, NotOffered, UnsupportedMemory
 
-torch = pytest.importorskip("torch", reason="the demo extra is not installed")
+torch = import_late("torch")
 
 NAMES = ["model.layers.0.self_attn.attn", "model.layers.1.self_attn.attn"]
 BLOCKS = 6

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+from helpers.late_imports import import_late
 from helpers.vllm_halves import LAYERS, Engine, prompt, rest
 from helpers.vllm_shapes import Request, Status
 
 from kvlink.engines.vllm.params import Meeting
 from kvlink.errors import TicketInvalid
 
-torch = pytest.importorskip("torch", reason="the demo extra is not installed")
+torch = import_late("torch")
 
 PREFILL_BLOCKS, DECODE_BLOCKS = [3, 1, 4], [5, 2, 6]
 HOOKS = pytest.mark.parametrize("hooks", [LAYERS, LAYERS[:1], []], ids=["hooks", "one-hook", "no-hooks"])
