@@ -196,6 +196,7 @@ def main():
         rows = bench(options, Path(folder))
     table(rows)
     if options.json:
+        Path(options.json).parent.mkdir(parents=True, exist_ok=True)
         write_report(options.json, rows)
 
 

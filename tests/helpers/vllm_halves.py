@@ -26,7 +26,14 @@ class Engine:
     """The connector's part of one engine, with a worker for each rank. A step is told and asked as vLLM does."""
 
     def __init__(
-        self, name: str, *, ranks: int = 1, window: int | None = None, whole: bool = False, **settings: Any
+        self,
+        name: str,
+        *,
+        ranks: int = 1,
+        stages: int = 1,
+        window: int | None = None,
+        whole: bool = False,
+        **settings: Any,
     ) -> None:
         spec: Any = FullAttentionSpec(TOKENS)
         if window is not None:
@@ -34,7 +41,7 @@ class Engine:
         groups = read_groups(CacheConfig([Group(LAYERS, spec)], BLOCKS))
         config = ConnectorConfig.of({"copy_threads": 1, **settings})
         facts = SchedulerFacts(
-            engine=EngineFacts(engine_id=name, tp_size=ranks),
+            engine=EngineFacts(engine_id=name, tp_size=ranks, pp_size=stages),
             groups=tuple(groups),
             held_back_tokens=0 if window is None else 1,
         )
@@ -42,11 +49,14 @@ class Engine:
 
         self.scheduler = SchedulerHalf(facts, config)
         self.workers, self.tensors = [], []
-        for rank in range(ranks):
-            tensors = views(torch, "LBHNC", layers=2, blocks=BLOCKS, heads=2 // ranks, tokens=TOKENS, content=6)
-            worker = WorkerHalf(config, name=f"{name}-{rank}", rank=rank, world_size=ranks)
+        own = len(LAYERS) // stages
+        for number in range(stages * ranks):
+            stage, rank = divmod(number, ranks)
+            layers = LAYERS[stage * own : (stage + 1) * own]
+            tensors = views(torch, "LBHNC", layers=own, blocks=BLOCKS, heads=2 // ranks, tokens=TOKENS, content=6)
+            worker = WorkerHalf(config, name=f"{name}-{number}", rank=number, world_size=stages * ranks)
             worker.register(
-                dict(zip(LAYERS, tensors, strict=True)),
+                dict(zip(layers, tensors, strict=True)),
                 groups,
                 num_blocks=BLOCKS,
                 place=RankPlace(tp_rank=rank, tp_size=ranks, total_kv_heads=2),
@@ -56,8 +66,8 @@ class Engine:
             )
             self.workers.append(worker)
             self.tensors.append(tensors)
-        self.scheduler.meet_workers({(0, rank): worker.facts for rank, worker in enumerate(self.workers)})
-        self.told = {rank: Report() for rank in range(ranks)}
+        self.scheduler.meet_workers({divmod(number, ranks): one.facts for number, one in enumerate(self.workers)})
+        self.told = {number: Report() for number in range(stages * ranks)}
 
     def step(self, *, layers: Sequence[str] = ()) -> None:
         """One step of vLLM; `layers` are those whose hooks are called while they are computed."""

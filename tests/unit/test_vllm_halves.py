@@ -151,6 +151,29 @@ def test_a_node_that_takes_nothing_more_fails_what_it_is_told_and_vllm_goes_on(e
     assert decode.workers[0].take_tally()["failed"] == {"Closed": 1}
 
 
+@pytest.mark.parametrize(("there", "here"), [(2, 1), (1, 2), (2, 2)])
+def test_pipeline_stages_have_their_layers_put_together_and_taken_apart(engines: Any, there: int, here: int) -> None:
+    prefill, decode = engines("p", stages=there), engines("d", stages=here)
+    prefill.fill([3, 1, 4])
+    for layer, tensors in enumerate(prefill.tensors):
+        for tensor in tensors:
+            tensor += 10 * layer  # another content in each stage
+    request = asking()
+    prefill.scheduler.arrived(request)
+    request.num_computed_tokens, request.status = request.num_prompt_tokens, Status.FINISHED_LENGTH_CAPPED
+    _, params = prefill.scheduler.finished(request, [[3, 1, 4]])
+    prefill.step()
+    assert decode.admit(Request("d", prompt(), params), [5, 2, 6]) == 10
+    decode.until("received", "d")
+    prefill.until("sent", "p")
+    assert not any(told.failed for told in decode.told.values())
+    sent = [tensor for tensors in prefill.tensors for tensor in tensors]
+    came = [tensor for tensors in decode.tensors for tensor in tensors]
+    for one, other in zip(sent, came, strict=True):
+        assert torch.equal(other[[5, 2]], one[[3, 1]])
+        assert torch.equal(other[6, :, :2], one[4, :, :2])
+
+
 def test_whole_blocks_are_offered_where_tokens_cannot_be_told_apart(engines: Any) -> None:
     prefill, decode = engines("p", whole=True), engines("d", whole=True)
     params = prefill.prefill(asking(), [3, 1, 4])
