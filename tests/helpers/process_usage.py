@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import re
+from collections import Counter
 from pathlib import Path
 
 
@@ -24,6 +26,12 @@ def usage() -> dict[str, int]:
         "threads": len(list(Path("/proc/self/task").iterdir())),
         "resident": pages * 4096,
     }
+
+
+def mapped_names() -> Counter[str]:
+    """How many mappings each name has, its numbers left out: what to look at where there are more than there were."""
+    named = (line for line in Path("/proc/self/maps").read_text().splitlines() if _is_named(line))
+    return Counter(re.sub(r"[0-9a-f]*\d[0-9a-f]*", "#", line.split(maxsplit=5)[5]) for line in named)
 
 
 def _is_named(line: str) -> bool:

@@ -203,6 +203,11 @@ class Conductor:
         asked = ((member, (self._neighbours(member), (member.usages[1:2] or [{}])[0])) for member in self.members)
         for member, used in zip(self.members, self._each(asked)("usage_alone"), strict=True):
             member.usages.append(used)
+        for member, names in zip(
+            self.members, self._each((one, ()) for one in self.members)("mapped_names"), strict=True
+        ):
+            member.mapped.append(names)
+            del member.mapped[2:-1]  # the second, when all has happened once, and the last
         self.books.quiet_points += 1
         done, disturbed = self.books, dict(self.books.disturbed)
         _log.info(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from helpers import two_hosts
-from helpers.process_usage import usage
+from helpers.process_usage import mapped_names, usage
 from helpers.processes import wait_until
 
 import kvlink
@@ -218,6 +218,10 @@ class Member:
                 what="as before",
             )
         return self._usage()
+
+    def mapped_names(self) -> Counter[str]:
+        """What has a name in the process's memory, counted by it."""
+        return mapped_names()
 
     def _usage(self) -> dict[str, int]:
         used, running = usage(), self._node._running

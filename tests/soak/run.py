@@ -123,6 +123,12 @@ def _facts(conductor: Conductor, why_not: str) -> dict[str, Any]:
             for member in conductor.members
             if member.usages
         },
+        "mapped more at the end than once warm": {
+            f"{member.name}: {name}": more
+            for member in conductor.members
+            if member.elder and len(member.mapped) > 2
+            for name, more in (member.mapped[-1] - member.mapped[1]).items()
+        },
         "an example of each error": books.examples,
         "every rare error": {str(number): message for number, message in enumerate(books.rare[-100:])},
         "machine": {"cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1)},

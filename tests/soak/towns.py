@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import random
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +39,7 @@ class Resident:
     listen: str = ""
     worker: Worker | None = None
     usages: list[dict[str, int]] = field(default_factory=list)
+    mapped: list[Counter[str]] = field(default_factory=list)
     stopped_until: int | None = None
 
     def start(self, birth: int, secrets: list[str]) -> None:
@@ -47,7 +49,7 @@ class Resident:
         else:
             host = {"namespace": self.host.namespace, "boot_id": self.host.boot_id}
             self.worker = spawn_worker("soak.member:enter_host", self.env, **host)
-        self.usages, self.stopped_until = [], None
+        self.usages, self.mapped, self.stopped_until = [], [], None
         self.call(
             "open", self.name, self.shape, birth=birth, limits=self.limits, listen=self.listen, secret=secrets,
             **self.options,
