@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from statistics import median
 from typing import Any
 
 from soak.towns import Resident
@@ -21,9 +20,10 @@ QUESTIONS_SLACK = 8
 class Flatness:
     """One number of one process that was never killed: the most of its warm-up, and the least of its end.
 
-    Warm-up and end are a quarter of the quiet points each. What leaks grows and never falls, so its least value of the
-    end lies above everything of the warm-up; what merely goes up and down does not. Resident memory, which allocators
-    give back when they like, is compared by medians and has `RESIDENT_SLACK`.
+    Warm-up is the first half of the quiet points: what allocators and UCX ever take depends on the most that happened
+    at the same time, and that may come late. The end is the last quarter. What leaks goes on growing and never falls,
+    so its least value of the end lies above everything of the warm-up; what merely goes up and down does not. Resident
+    memory, which allocators give back when they like, has `RESIDENT_SLACK`.
     """
 
     member: str
@@ -49,12 +49,11 @@ def judge(members: Sequence[Resident]) -> list[Flatness]:
     for member in members:
         if not member.elder or len(member.usages) < LEAST_POINTS:
             continue
-        quarter = max(1, len(member.usages) // 4)
+        half, quarter = max(1, len(member.usages) // 2), max(1, len(member.usages) // 4)
         for what in member.usages[0]:
             points = [used[what] for used in member.usages]
             # The first point is a process in which nothing has ever happened.
-            warm, end = points[1 : 1 + quarter], points[-quarter:]
-            resident = what == "resident"
+            warm, end = points[1 : 1 + half], points[-quarter:]
             slack = {"resident": RESIDENT_SLACK, "connections for questions": QUESTIONS_SLACK}.get(what, 0)
             found.append(
                 Flatness(
@@ -62,8 +61,8 @@ def judge(members: Sequence[Resident]) -> list[Flatness]:
                     what=what,
                     points=points,
                     slack=slack,
-                    warm=int(median(warm)) if resident else max(warm),
-                    end=int(median(end)) if resident else min(end),
-                )  # fmt: skip
+                    warm=max(warm),
+                    end=min(end),
+                )
             )
     return found
