@@ -38,7 +38,7 @@ hypothesis.settings.load_profile("kvlink")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the suite's own markers, and let interrupts through: a shell ignores them for what it starts behind it."""
+    """Declare the suite's own markers, and let interrupts through: a shell ignores them for what it starts behind."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "expects_warnings: kvlink logs a warning or worse in this test, as it should")
