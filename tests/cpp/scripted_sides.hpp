@@ -319,5 +319,12 @@ void StagedSender::cancel() noexcept {}
 bool StagedSender::drained() const noexcept {
   return true;
 }
+std::optional<Failure> StagedSender::failure() const {
+  return std::nullopt;
+}
+const AttemptId& StagedSender::attempt() const noexcept {
+  static constexpr AttemptId kNone{};
+  return kNone;  // asked for only by who has a failure to tell
+}
 
 }  // namespace kvlink::transport

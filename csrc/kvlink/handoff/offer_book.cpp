@@ -224,6 +224,7 @@ bool OfferBook::turn(std::int64_t now) noexcept {
   }
   for (auto sender = senders_.begin(); sender != senders_.end();) {
     busy = (*sender)->advance() || busy;
+    if (const auto failure = (*sender)->failure()) give_up(**sender, *failure);
     sender = (*sender)->drained() ? senders_.erase(sender) : std::next(sender);
   }
   for (auto sums = sums_.begin(); sums != sums_.end();) {
@@ -231,6 +232,16 @@ bool OfferBook::turn(std::int64_t now) noexcept {
     sums = (*sums)->over() ? sums_.erase(sums) : std::next(sums);
   }
   return busy;
+}
+
+void OfferBook::give_up(const transport::StagedSender& sender, const Failure& failure) {
+  const auto found = find(sender.attempt().handoff);
+  if (found == offers_.end()) return;
+  Offer& offer = found->second;
+  const auto grant =
+      std::ranges::find_if(offer.grants, [&](const Grant& each) { return each.sender.get() == &sender; });
+  if (grant == offer.grants.end()) return;  // it has been told
+  give_up(offer, *grant, {.peer = grant->peer, .attempt = grant->attempt}, Error(failure.code, failure.message));
 }
 
 std::int64_t OfferBook::next_deadline() noexcept {

@@ -99,9 +99,10 @@ class OfferBook {
     AttemptId attempt;
     std::shared_ptr<transport::Summing> work;
     std::uint64_t sent_bytes{0};
+    bool called_off{false};
 
     [[nodiscard]] bool over() const noexcept {
-      return work->drained() && (!work->complete() || sent_bytes == work->sums().size());
+      return work->drained() && (called_off || !work->complete() || sent_bytes == work->sums().size());
     }
   };
   struct Grant {
@@ -173,6 +174,8 @@ class OfferBook {
   void start_sums(Offer& offer, Grant& grant, const News& news);
   static void send_sums(const News& news);
   void give_up(Offer& offer, Grant& grant, const News& news, const Error& error);
+  /// Of a grant whose bytes cannot be sent: the reader hears why, and need not wait for its deadline.
+  void give_up(const transport::StagedSender& sender, const Failure& failure);
   /// Sends what the connection takes. Returns whether it sent anything.
   bool advance(GrantSums& sums);
   void extend_lease(Offer& offer, std::int64_t expires_ns);

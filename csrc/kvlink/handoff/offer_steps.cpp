@@ -232,7 +232,10 @@ void OfferBook::perform(Do action, Offer* offer, Grant* grant, const News& news)
       break;
     case Do::stop_sender:
       if (grant->sender) grant->sender->cancel();
-      if (grant->sums) grant->sums->work->cancel();
+      if (grant->sums) {
+        grant->sums->work->cancel();
+        grant->sums->called_off = true;  // a peer that does not read holds up no more than itself
+      }
       break;
     case Do::tell_opened:
       step_offer(*offer, On::opened, news);

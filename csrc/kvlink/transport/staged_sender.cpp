@@ -207,6 +207,9 @@ bool StagedSender::finished() const noexcept {
   return state_->started && !state_->stopped && state_->sent_bytes == state_->plan->total_bytes();
 }
 
+const AttemptId& StagedSender::attempt() const noexcept {
+  return state_->attempt;
+}
 std::uint64_t StagedSender::sent_bytes() const noexcept {
   return state_->sent_bytes;
 }

@@ -45,6 +45,7 @@ class StagedSender {
   [[nodiscard]] bool drained() const noexcept;
   /// Whether UCX has finished with every chunk and nothing failed. The target alone knows what arrived.
   [[nodiscard]] bool finished() const noexcept;
+  [[nodiscard]] const AttemptId& attempt() const noexcept;
   [[nodiscard]] std::uint64_t sent_bytes() const noexcept;
   [[nodiscard]] std::optional<Failure> failure() const;
   [[nodiscard]] std::uint64_t post_ns() const noexcept;

@@ -228,7 +228,7 @@ void step(Target& target, fuzz::Input& input) {
     auto& all = test::transfers();
     if (all.empty()) return;
     auto& transfer = *all[what % all.size()];
-    if (transfer.done || transfer.broken) return;  // A transfer ends once.
+    if (transfer.drained()) return;  // A transfer ends once, also by being cancelled.
     transfer.done = what < 196;
     transfer.broken = what >= 196 && what < 202;
     transfer.slow = what >= 202;
