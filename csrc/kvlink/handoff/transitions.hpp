@@ -283,8 +283,8 @@ inline constexpr Row kTransitions[] = {
      {If::pushed}, At::ended, {Do::fail, Do::free_shared, Do::settle, Do::release}},
     {Machine::offer, At::offered, {On::decline, On::peer_lost},
      {If::same_peer}, At::ended, {Do::fail, Do::free_shared, Do::settle, Do::release}},
-    // One whose readers are all gone, by CANCEL or with their connections, can be claimed again: as long as its owner waits for
-    // that, or until its lease ends.
+    // One whose readers are all gone, by CANCEL or with their connections, can be claimed again until its lease ends, or
+    // for as long as its owner waits for that.
     {Machine::offer, At::granted, On::dropped, {If::no_grants}, At::offered, {Do::shorten_lease}},
     // Counted from receipt. Never past the cap, so that a reader cannot keep blocks for good.
     {Machine::offer, At::granted, On::renew, {If::lease_lives, If::within_cap}, At::same, {Do::extend_lease}},
