@@ -20,10 +20,10 @@ QUESTIONS_SLACK = 8
 class Flatness:
     """One number of one process that was never killed: the most of its warm-up, and the least of its end.
 
-    Warm-up is the first half of the quiet points: what allocators and UCX ever take depends on the most that happened
-    at the same time, and that may come late. The end is the last quarter. What leaks goes on growing and never falls,
-    so its least value of the end lies above everything of the warm-up; what merely goes up and down does not. Resident
-    memory, which allocators give back when they like, has `RESIDENT_SLACK`.
+    Warm-up and end are a quarter of the quiet points each. What leaks grows and never falls, so its least value of the
+    end lies above everything of the warm-up; what merely goes up and down does not. The warm-up of resident memory is
+    the first half, since what allocators and UCX ever take depends on the most that happened at the same time, and that
+    may come late; there may be `RESIDENT_SLACK` more.
     """
 
     member: str
@@ -53,7 +53,7 @@ def judge(members: Sequence[Resident]) -> list[Flatness]:
         for what in member.usages[0]:
             points = [used[what] for used in member.usages]
             # The first point is a process in which nothing has ever happened.
-            warm, end = points[1 : 1 + half], points[-quarter:]
+            warm, end = points[1 : 1 + (half if what == "resident" else quarter)], points[-quarter:]
             slack = {"resident": RESIDENT_SLACK, "connections for questions": QUESTIONS_SLACK}.get(what, 0)
             found.append(
                 Flatness(
