@@ -144,7 +144,7 @@ class NodeWorker:
                 nonlocal ticks
                 while True:
                     ticks += 1
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(0)  # lets the others of this loop go on
 
             other = asyncio.ensure_future(tick())
             await asyncio.wait_for(_awaited(self._handles[handle]), timeout_s)

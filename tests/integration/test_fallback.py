@@ -149,7 +149,7 @@ def test_bytes_altered_on_their_way_are_noticed(monkeypatch: pytest.MonkeyPatch)
 def test_a_source_that_does_not_answer_is_over_at_the_deadline() -> None:
     async def body(two: Two) -> None:
         async def silent(endpoint: Any) -> None:
-            await asyncio.sleep(30)
+            await asyncio.sleep(30)  # a source that never answers: nobody waits for this
 
         offer = two.offer()
         listener = fake_ucxx.create_listener(silent)
