@@ -18,6 +18,7 @@ from kvlink.handoff.block_tables import Group
 from kvlink.handoff.call import Caller
 from kvlink.handoff.claimants import Claimants
 from kvlink.handoff.connect import Connector
+from kvlink.handoff.descriptor import DESCRIPTOR_VERSION, GroupFacts, NodeDescriptor
 from kvlink.handoff.dial import Dialer
 from kvlink.handoff.handshake import Keyring
 from kvlink.handoff.introduction import Introduction
@@ -53,6 +54,10 @@ class Life:
         Who is connected to read from here.
     caller
         Finds the connections that pushes go by.
+    descriptor
+        What a mint needs of this life.
+    source
+        The life as tickets name it.
     """
 
     def __init__(
@@ -78,6 +83,19 @@ class Life:
             Group(name=group.name, num_blocks=group.num_blocks, block_tokens=group.block_tokens, slots=group.slots)
             for group in cache.layout.groups
         ]
+        self.descriptor = NodeDescriptor(
+            kvlink=DESCRIPTOR_VERSION,
+            name=name,
+            address=address,
+            epoch=epoch.hex(),
+            groups=[
+                GroupFacts(
+                    name=group.name, num_blocks=group.num_blocks, block_tokens=group.block_tokens, slots=group.slots
+                )
+                for group in self.groups
+            ],
+        )
+        self.source = self.descriptor.source
         self.introduction = Introduction(
             epoch=epoch,
             name=name,

@@ -18,7 +18,6 @@ from kvlink.handoff.arguments import (
     check_text,
 )
 from kvlink.handoff.block_tables import Blocks, block_tables
-from kvlink.handoff.descriptor import DESCRIPTOR_VERSION, GroupFacts, NodeDescriptor
 from kvlink.handoff.handles import Offer, Pull
 from kvlink.handoff.handshake import Secret, secrets_of
 from kvlink.handoff.life import Life
@@ -27,7 +26,7 @@ from kvlink.handoff.pushing import PushingNode
 from kvlink.handoff.running import NodeSettings, Running
 from kvlink.handoff.submitting import Submitting
 from kvlink.handoff.terms import OfferTerms
-from kvlink.handoff.ticket import TicketSource, make_ticket, parse_ticket
+from kvlink.handoff.ticket import make_ticket, parse_ticket
 from kvlink.plan import check_conversions
 from kvlink.transport import LANES, check_lanes
 
@@ -182,7 +181,7 @@ class Node(PushingNode, Submitting):
 
         Holds no key, no memory address and no layout. A fresh copy.
         """
-        return _descriptor(self, self._running.life).as_dict()
+        return self._running.life.descriptor.as_dict()
 
     def offer(
         self,
@@ -228,8 +227,7 @@ class Node(PushingNode, Submitting):
             If the node is closed, or this is a forked child.
         """
         life = self._usable("offer").life
-        source = _descriptor(self, life).source
-        terms = OfferTerms.of(ticket, source, num_tokens=num_tokens, readers=readers, ttl_s=ttl_s)
+        terms = OfferTerms.of(ticket, life.source, num_tokens=num_tokens, readers=readers, ttl_s=ttl_s)
         handoff = life.engine.offer(
             blocks=block_tables(blocks, life.groups, num_tokens=terms.num_tokens, operation="offer"),
             num_tokens=terms.num_tokens,
@@ -241,7 +239,7 @@ class Node(PushingNode, Submitting):
             integrity=check_integrity(integrity, called="offer: integrity") or self._integrity,
             minted=terms.minted,
         )
-        made = terms.ticket or _own_ticket(life, source, handoff.sequence, terms)
+        made = terms.ticket or _own_ticket(life, handoff.sequence, terms)
         title = f"offer {handoff.epoch.hex()}-{handoff.sequence} of {self._name}"
         return Offer(handoff, self, title=title, lasts_s=terms.ttl_ms / 1000, ticket=made)
 
@@ -464,24 +462,11 @@ def _check_cache(cache: object, operation: str) -> None:
         raise InvalidArgument(f"{operation}: cache must be a kvlink.KVCache, not {type(cache).__name__}")
 
 
-def _descriptor(node: Node, life: Life) -> NodeDescriptor:
-    return NodeDescriptor(
-        kvlink=DESCRIPTOR_VERSION,
-        name=node.name,
-        address=node.address,
-        epoch=life.epoch.hex(),
-        groups=[
-            GroupFacts(name=group.name, num_blocks=group.num_blocks, block_tokens=group.block_tokens, slots=group.slots)
-            for group in life.groups
-        ],
-    )
-
-
-def _own_ticket(life: Life, source: TicketSource, sequence: int, terms: OfferTerms) -> dict[str, Any]:
+def _own_ticket(life: Life, sequence: int, terms: OfferTerms) -> dict[str, Any]:
     return make_ticket(
         epoch=life.epoch,
         sequence=sequence,
-        sources=[source],
+        sources=[life.source],
         num_tokens=terms.num_tokens,
         groups=[group.name for group in life.groups],
         readers=terms.readers,
