@@ -73,6 +73,7 @@ test: install
 
 # Both parts: what tests have a long form of, then an hour of mixed load. SEED=... runs an earlier one again.
 SOAK_OUT ?= build/soak
+SOAK_TESTS_AT_ONCE ?= 2
 MIXED_SOAK = PYTHONPATH=tests $(BIN)/python -m soak --out $(SOAK_OUT) $(if $(SEED),--seed $(SEED))
 
 soak: soak-tests soak-mixed
@@ -80,7 +81,7 @@ soak: soak-tests soak-mixed
 soak-tests: install
 	@seed=$${SEED:-$$(od -An -N3 -tu4 /dev/urandom | tr -d ' ')}; echo "soak: SEED=$$seed"; \
 	if KVLINK_SOAK=1 KVLINK_PROPERTY_SEED=$$seed KVLINK_GEOMETRY_CASES=$(GEOMETRY_CASES) KVLINK_REUSE_ROUNDS=500 \
-	  $(BIN)/python -m pytest -s $(SOAK_TESTS) $(ARGS); \
+	  $(BIN)/python -m pytest -n $(SOAK_TESTS_AT_ONCE) --dist worksteal $(SOAK_TESTS) $(ARGS); \
 	then echo "soak: passed, SEED=$$seed"; else echo "soak: FAILED, run again with SEED=$$seed"; exit 1; fi
 
 # Processes that are killed, stopped, cut off and restarted under load; build/soak/report.md and .json tell. SOAK_SECONDS
