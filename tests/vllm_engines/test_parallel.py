@@ -1,15 +1,11 @@
-"""Engines of one rank and of two: heads or layers are split on one side, and put together on the other.
-
-Two ranks of one engine are two processes on this machine's two cores, which takes minutes: only in the long form.
-"""
+"""Engines of one rank and of two: heads or layers are split on one side, and put together on the other."""
 
 from __future__ import annotations
 
 import pytest
-from helpers.soak import SOAKING
 from helpers.vllm_fleet import EngineDied, hand_off, kvlink_connector, prompt, settled
 
-pytestmark = [pytest.mark.skipif(not SOAKING, reason="takes minutes: KVLINK_SOAK=1"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 TWO_RANKS = {"distributed_executor_backend": "mp"}
 SPLIT = {
