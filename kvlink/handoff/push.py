@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
+
 from kvlink.errors import FailedRange, InvalidArgument, KvlinkError
 from kvlink.handoff.arguments import check_payload
 from kvlink.handoff.block_tables import Blocks, Group, block_tables
@@ -106,6 +108,12 @@ class Push(Handle):
     def id(self) -> str:
         """``<epoch>-<sequence>`` of the reservation: the same on both sides."""
         return self._reservation.reservation
+
+    @property
+    def ticket(self) -> dict[str, Any]:
+        """What it pushes into, for the other nodes that the reservation names. A fresh copy."""
+        copied: dict[str, Any] = msgspec.to_builtins(self._reservation)
+        return copied
 
     @property
     def target(self) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from kvlink.errors import ProtocolError
+from kvlink.handoff.ticket import MOST_SOURCES, TicketSource
 
 __all__ = ["RESERVE", "STAND", "WITHDRAW", "Reserve", "Reserved", "Withdraw", "pack", "sendable", "unpack"]
 
@@ -46,6 +47,8 @@ class Reserve(msgspec.Struct, frozen=True, kw_only=True):
         The user's name for it.
     prefix_hashes
         One for each block of the prompt, each of everything up to there.
+    sources
+        Nodes that push beside the one that asks: the other ranks of its engine.
     """
 
     request: _Id
@@ -54,6 +57,7 @@ class Reserve(msgspec.Struct, frozen=True, kw_only=True):
     ttl_ms: Annotated[int, msgspec.Meta(ge=1, le=86_400_000)]
     label: _Label = ""
     prefix_hashes: list[_Hash] = []
+    sources: Annotated[list[TicketSource], msgspec.Meta(max_length=MOST_SOURCES - 1)] = []
 
 
 class Reserved(msgspec.Struct, frozen=True, kw_only=True):

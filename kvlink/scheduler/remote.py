@@ -7,7 +7,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -15,6 +15,7 @@ from kvlink.directory import WorkerEntry
 from kvlink.errors import Busy, InvalidArgument, KvlinkError, PeerLost
 from kvlink.handoff import Node, Push
 from kvlink.handoff.asking import ask
+from kvlink.handoff.descriptor import parse_descriptor
 from kvlink.scheduler.delivering import Parcel, see_released
 from kvlink.scheduler.messages import RESERVE, STAND, WITHDRAW, Reserve, Reserved, Withdraw, pack, sendable, unpack
 
@@ -40,14 +41,27 @@ class OurFault(Exception):
 
 
 class Mover:
-    """Asks workers for blocks and pushes into them. Thread-safe."""
+    """Asks workers for blocks, for `node` and for `ranks` that push beside it, and pushes into them. Thread-safe.
 
-    def __init__(self, node: Node) -> None:
+    Raises ``InvalidArgument`` if `ranks` are not the descriptors of other nodes, each once.
+    """
+
+    def __init__(self, node: Node, ranks: Sequence[Mapping[str, Any]] = ()) -> None:
         self._node = node
+        self._ranks = [parse_descriptor(rank).source for rank in ranks]
+        if len({node.epoch, *(rank.epoch for rank in self._ranks)}) != 1 + len(self._ranks):
+            raise InvalidArgument("scheduler: ranks names a node twice, or the scheduler's own")
         self._process = os.urandom(8).hex()
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._callers: dict[str, ThreadPoolExecutor] = {}  # by epoch
+
+    def check_alone(self, operation: str) -> None:
+        """Raise ``InvalidArgument`` if there are other ranks, which have to push too."""
+        if self._ranks:
+            raise InvalidArgument(
+                f"{operation}: this engine has other ranks: begin, give them the push's ticket; each pushes its part"
+            )
 
     async def move(
         self, entry: WorkerEntry, *, parcel: Parcel, until: float, answered: Callable[[Reserved], None]
@@ -147,6 +161,7 @@ class Mover:
             ttl_ms=max(1, round(1000 * remaining_s)),
             label=parcel.label,
             prefix_hashes=sendable(parcel.prefix_hashes),
+            sources=self._ranks,
         )
         asked = self._ask(entry, RESERVE, pack(question), deadline_s=min(remaining_s, _ANSWER_S))
         reserved = unpack(await asyncio.wrap_future(asked), Reserved)

@@ -1,10 +1,9 @@
 """Which decode worker a finished prefill goes to, and the whole way of handing it over.
 
-The scheduler runs where prefill runs. It knows the decode workers, keeps a book of the
-blocks it has given out on each, and for every handoff makes the offer, sends the ticket to the
-chosen worker, and waits until that worker has read everything. How a ticket reaches a worker (a
-pipe, an HTTP request, the engine's own RPC) is the caller's: a worker is a name, a number of free
-blocks and something to call with a ticket.
+The scheduler runs where prefill runs. It knows the decode workers, keeps a book of the blocks it has given out on
+each, and for every handoff makes the offer, sends the ticket to the chosen worker, and waits until that worker has
+read everything. How a ticket reaches a worker (a pipe, an HTTP request, the engine's own RPC) is the caller's: a
+worker is a name, a number of free blocks and something to call with a ticket.
 """
 
 from __future__ import annotations
@@ -15,9 +14,10 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
+from typing import Any
 
 from kvlink.directory import Directory, Listing, WorkerEntry
 from kvlink.errors import (
@@ -75,12 +75,17 @@ class Scheduler:
         and what one of them does not take goes to another.
     policy
         Who is preferred, ``MostRoom`` by default; see ``kvlink.scheduler.policies``.
+    ranks
+        ``node.descriptor`` of this engine's other ranks: each has a part of every request, and
+        pushes it into what ``begin`` has reserved for all of them.
 
     Raises
     ------
     ConfigError
         If there is neither a worker nor a directory, two workers share a name, or what one says of
         its blocks does not fit the groups.
+    InvalidArgument
+        If one of `ranks` is no descriptor, is `node` itself, or appears twice.
     """
 
     def __init__(
@@ -90,6 +95,7 @@ class Scheduler:
         workers: Sequence[DecodeWorker] = (),
         directory: Directory | None = None,
         policy: Policy | None = None,
+        ranks: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self._node = node
         self._block_tokens = {
@@ -98,7 +104,7 @@ class Scheduler:
         self._lock = threading.Lock()
         self._book = Book(MostRoom() if policy is None else policy)
         self._waiting = Waiting()
-        self._mover = Mover(node)
+        self._mover = Mover(node, ranks)
         self._listed: dict[str, Shelf] = {}  # by epoch; those whose groups are others have none
         self._is_fixed = directory is None
         self._ask_again_at = 0.0
@@ -186,25 +192,25 @@ class Scheduler:
     ) -> HandOffReport:
         """Bring `blocks` to the placement's worker, and wait until it has them.
 
-        `num_tokens` is what has been prefilled, by default all that was placed. `blocks` may be
-        used for something else once this returns or raises. After an error, and after a
-        cancellation, the room has been given back and nobody reads them any more.
+        `num_tokens` is what has been prefilled, by default all that was placed. `blocks` may be used for something
+        else once this returns or raises. After an error, and after a cancellation, the room has been given back and
+        nobody reads them any more.
 
-        A ``DecodeWorker`` is sent the ticket of an offer. Workers of a directory reserve blocks, and
-        are pushed to; they know themselves what they have, so that the room is theirs to give back,
-        and ``release`` does nothing. If one of them refuses, fails or falls silent, the request is placed
-        anew, on another one, as often as it takes within `ttl_s` seconds. It arrives at one at most. What a worker has
-        already of the prefix that the request was placed with is not moved.
+        A ``DecodeWorker`` is sent the ticket of an offer. Workers of a directory reserve blocks, and are pushed to;
+        they know themselves what they have, so that the room is theirs to give back, and ``release`` does nothing.
+        If one of them refuses, fails or falls silent, the request is placed anew, on another one, as often as it
+        takes within `ttl_s` seconds. It arrives at one at most. What a worker has of its prefix is not moved.
 
         Raises
         ------
         InvalidArgument
-            If the placement was given back already, `num_tokens` is more than was placed, or as in
-            ``Node.offer`` and ``Node.push``.
+            If the placement was given back already, `num_tokens` is more than was placed, the engine has
+            other ranks, or as in ``Node.offer`` and ``Node.push``.
         KvlinkError
             The leaf that the last try failed with; its message tells all of them. What a
             ``DecodeWorker``'s ``hand_off`` raises is passed on.
         """
+        self._mover.check_alone("hand off")
         num_tokens = placement.num_tokens if num_tokens is None else num_tokens
         check_count(num_tokens, low=0, high=placement.num_tokens, called="hand off: num_tokens")
         parcel = Parcel.of(placement, blocks, num_tokens, payload=payload, label=label)
@@ -239,9 +245,10 @@ class Scheduler:
     ) -> Push:
         """Reserve at the placement's worker, or another one if that refuses, for prefill that still runs.
 
-        Returns a push that has begun with the first `blocks` of `num_tokens` tokens: say ``add``,
-        ``ready`` and ``commit`` to it. It stays with its worker; if it fails, place the request again
-        and hand it off. Only workers of a directory are pushed to; their room is theirs to give back.
+        Returns a push that has begun with the first `blocks` of `num_tokens` tokens: say ``add``, ``ready`` and
+        ``commit`` to it. It stays with its worker; if it fails, place the request again. Other ranks of the engine
+        push their parts into ``push.ticket``. Only workers of a directory are pushed to; their room is theirs to
+        give back.
 
         Raises
         ------

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
 
+import msgspec
+
 from kvlink.directory import Directory, Registration, WorkerEntry
 from kvlink.errors import ConfigError, InvalidArgument, NotReady, OutOfMemory
 from kvlink.handoff import BlockPool, Node, Slot
@@ -17,6 +19,7 @@ from kvlink.handoff.answer import Question
 from kvlink.handoff.asking import answer
 from kvlink.handoff.following import Follower
 from kvlink.handoff.handles import Handle
+from kvlink.handoff.ticket import TicketSource
 from kvlink.scheduler.messages import RESERVE, STAND, WITHDRAW, Reserve, Reserved, Withdraw, pack, unpack
 
 __all__ = ["Allocator", "Arrival", "DecodeService", "PoolAllocator", "PrefixAllocator"]
@@ -311,6 +314,8 @@ class DecodeService:
         if allocated is None:
             return None
         blocks, cached_tokens = allocated
+        # Whoever asks is who pushes, maybe with others. Named, the death of one ends the reservation.
+        asker = TicketSource(name=question.name, address=question.address, epoch=question.epoch.hex())
         try:
             slot = self._node.reserve(
                 blocks,
@@ -318,8 +323,7 @@ class DecodeService:
                 skip_tokens=cached_tokens,
                 ttl_s=reserve.ttl_ms / 1000,
                 label=reserve.label,
-                # Whoever asks is who pushes. Named, its death ends the reservation.
-                sources=[{"name": question.name, "address": question.address, "epoch": question.epoch.hex()}],
+                sources=[msgspec.to_builtins(source) for source in (asker, *reserve.sources)],
             )
         except BaseException:
             self._allocator.free(blocks)
