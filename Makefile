@@ -142,16 +142,16 @@ format: install
 BENCH_OUT := build/bench
 BENCH := $(BIN)/kvlink bench
 BENCH_PEERS ?= kvlink,memcpy,socket,ucx,ucxx,nixl,nixl-default,mooncake
-TRANSFER := --total-bytes 32MiB --repeat 5 --block-bytes
+TRANSFER = --repeat $(1) --block-bytes
 BENCH_TO = --json $(BENCH_OUT)/$(1).json --report $(BENCH_OUT)/$(1).html
 
 bench: install
 	$(BIN)/python -m benchmarks.results begin $(BENCH_OUT)
 	$(BIN)/python -m pytest benchmarks -q --benchmark-enable --benchmark-only --benchmark-max-time 0.5 $(ARGS)
-	$(BENCH) transfer $(TRANSFER) 4KiB,16KiB,64KiB,1MiB --peers $(BENCH_PEERS) $(call BENCH_TO,1-transfer)
-	$(BENCH) transfer --memory foreign $(TRANSFER) 4KiB,16KiB,64KiB,1MiB --peers kvlink,nixl $(call BENCH_TO,2-foreign)
-	$(BENCH) transfer --memory foreign --threads 2 $(TRANSFER) 4KiB,16KiB,64KiB,1MiB --peers kvlink,nixl $(call BENCH_TO,3-foreign-2)
-	UCX_TLS=tcp $(BENCH) transfer --lane staged $(TRANSFER) 16KiB,64KiB --peers $(BENCH_PEERS) $(call BENCH_TO,4-tcp)
+	$(BENCH) transfer $(call TRANSFER,5) 4KiB,16KiB,64KiB,1MiB --peers $(BENCH_PEERS) $(call BENCH_TO,1-transfer)
+	$(BENCH) transfer --memory foreign $(call TRANSFER,15) 4KiB,16KiB,64KiB,1MiB --peers kvlink,nixl $(call BENCH_TO,2-foreign)
+	$(BENCH) transfer --memory foreign --threads 2 $(call TRANSFER,15) 4KiB,16KiB,64KiB,1MiB --peers kvlink,nixl $(call BENCH_TO,3-foreign-2)
+	UCX_TLS=tcp $(BENCH) transfer --lane staged $(call TRANSFER,7) 16KiB,64KiB --peers $(BENCH_PEERS) $(call BENCH_TO,4-tcp)
 	$(BENCH) layout --total-bytes 64MiB $(call BENCH_TO,5-layout)
 	$(BENCH) plan $(call BENCH_TO,6-plan)
 	$(BENCH) handoff $(call BENCH_TO,7-handoff)

@@ -11,7 +11,7 @@ from helpers.patterns import APART_AXES, Geometry, Placement, Request
 from helpers.processes import Pair
 from helpers.soak import SEED, rounds
 from hypothesis import strategies as st
-from integration.test_integrity_on_each_lane import GEOMETRY, REQUEST, cells_that_differ, named
+from integration.test_integrity_on_each_lane import GEOMETRY, MOST_TRIES, REQUEST, cells_that_differ, named
 from integration.test_push_on_each_lane import COMMIT, PIECEWISE, ready
 from property.test_handoff_moves_exactly import placements, requests
 
@@ -146,17 +146,17 @@ def begin_large(pair: Pair) -> tuple[int, int]:
 
 @pytest.mark.parametrize("end", ["cancel_when_moved", "close_when_moved"])
 def test_a_pull_can_be_ended_while_it_is_converted(opened: Pair, end: str) -> None:
-    """Where this process was not on a CPU at that moment, it tries again."""
-    seen = ""
-    for _ in range(10):
+    """Its last piece may be converted between the look and the end, and then it has arrived: it tries again."""
+    ended = "Cancelled" if end == "cancel_when_moved" else "Closed"
+    tries: list[tuple[str, str | None]] = []
+    while ("converting", ended) not in tries and len(tries) < MOST_TRIES:
         offered, pulled = begin_large(opened)
         seen = opened.target.call(end, pulled)
         told = opened.target.call("wait_released", pulled)
         opened.source.call("cancel", offered)
         opened.source.call("wait_released", offered)
-        if seen == "converting":
-            break
-    assert seen == "converting"
-    assert told.error == ("Cancelled" if end == "cancel_when_moved" else "Closed")
+        assert told.error in (None, ended)
+        tries.append((seen, told.error))
+    assert ("converting", ended) in tries
     assert {each.group for each in told.failed} == {"full"}
     opened.shut()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import gcd
 from typing import Any
 
@@ -90,39 +91,45 @@ def test_bits_that_turn_over_are_named_exactly(pair: Pair, integrity: str) -> No
     assert not any(pair.holds())
 
 
-def disturb_while_checked(pair: Pair, how: str, **options: Any) -> tuple[int, int]:
-    """Begin a large handoff and do something to it in the ten milliseconds in which it is checked.
+def end_while_checked(find: Callable[[], Pair], end: Callable[[Pair, int], str], ended: str) -> tuple[Pair, int, Any]:
+    """Begin a large handoff, and end it by what `end` does in the ten milliseconds in which it is checked.
 
-    Where every core is busy, whoever watches for that may not get one in time: then once more.
+    Returns the pair, the offer, and what was told of the pull. Where every core is busy, whoever watches for it may
+    not get one in time, and the last sum may agree just before the end is heard of: then once more.
     """
-    states: list[str] = []
-    while len(states) < MOST_TRIES:
+    tries: list[tuple[str, str | None]] = []
+    while len(tries) < MOST_TRIES:
+        pair = find()
         pair.open_large(64)
         offered, ticket = pair.offer(LARGE, integrity="crc32c")
         pulled = pair.pull(ticket, LARGE)
-        states.append(pair.target.call(how, pulled, **options))
-        if states[-1] == "checking":
-            return offered, pulled
-        pair.target.call("wait_released", pulled)
-    raise AssertionError(f"never caught: {states}")
+        seen = end(pair, pulled)
+        told = pair.target.call("wait_released", pulled)
+        assert told.error in (None, ended)
+        tries.append((seen, told.error))
+        if tries[-1] == ("checking", ended):
+            return pair, offered, told
+    raise AssertionError(f"never caught: {tries}")
 
 
 def test_a_pull_can_be_cancelled_while_it_is_checked(pair: Pair) -> None:
-    offered, pulled = disturb_while_checked(pair, "cancel_when_moved")
-    with pytest.raises(errors.Cancelled):
-        pair.target.call("wait", pulled)
-    pair.target.call("wait_released", pulled)
+    def cancel(pair: Pair, pulled: int) -> str:
+        return pair.target.call("cancel_when_moved", pulled)
+
+    _, offered, _ = end_while_checked(lambda: pair, cancel, "Cancelled")
     pair.source.call("cancel", offered)
     pair.source.call("wait_released", offered)
     assert not any(pair.holds())
 
 
 def test_a_source_that_dies_while_it_is_checked_fails_the_pull(spawn: Any, lane: Any) -> None:
-    pair = Pair(spawn(lane.env), spawn(lane.env), lane)
-    _, pulled = disturb_while_checked(pair, "kill_when_checking", pid=pair.source.pid)
-    with pytest.raises(errors.PeerLost):
-        pair.target.call("wait", pulled)
-    told = pair.target.call("wait_released", pulled)
+    def start() -> Pair:
+        return Pair(spawn(lane.env), spawn(lane.env), lane)
+
+    def kill(pair: Pair, pulled: int) -> str:
+        return pair.target.call("kill_when_checking", pulled, pid=pair.source.pid)
+
+    pair, _, told = end_while_checked(start, kill, "PeerLost")
     # Either its sums had come before, and then nothing of it is wrong, or nothing is known to be right.
     assert told.valid_prefix_tokens == (0 if told.failed else LARGE.num_tokens)
     assert not any(pair.target.call("holds").values())
