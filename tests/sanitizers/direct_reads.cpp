@@ -1,4 +1,4 @@
-// process_vm_readv without the check that AddressSanitizer of GCC 12 makes of its arguments: UCX asks whether it may
+// process_vm_readv without the check that the sanitizers of GCC 12 make of its arguments: UCX asks whether it may
 // read a process by a call with an iovec that it leaves unset, which the kernel never looks at, and the check does.
 #include <sys/syscall.h>
 #include <sys/uio.h>

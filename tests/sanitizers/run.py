@@ -62,7 +62,7 @@ def library(name: str) -> str:
 
 
 def build_direct_reads() -> str:
-    """Build what stands in front of one function of ASan's, and return it."""
+    """Build what stands in front of one function of the sanitizers', and return it."""
     made = WORK / "direct_reads.so"
     source = HERE / "direct_reads.cpp"
     subprocess.run([*compiler(), "-shared", "-fPIC", str(source), "-o", str(made)], check=True, timeout=120)
@@ -116,7 +116,8 @@ def run_programs(sanitize: str) -> bool:
     # ThreadSanitizer's map of memory does not know the widest randomisation of newer kernels.
     fixed = ["setarch", "-R"] if sanitize == RACES and shutil.which("setarch") else []
     tests = ["pytest", "-q", "-p", "no:cacheprovider", "tests/cpp/test_programs.py"]
-    return run([*fixed, *python, *tests], what=f"run the C++ programs with {sanitize}", env=env)
+    preloaded = {"LD_PRELOAD": build_direct_reads()}
+    return run([*fixed, *python, *tests], what=f"run the C++ programs with {sanitize}", env=env | preloaded)
 
 
 def copy_tree() -> None:
