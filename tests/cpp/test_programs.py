@@ -14,6 +14,9 @@ from helpers.native_programs import build_objects, link
 from kvlink.transport.find_ucx import find_ucx
 
 PROGRAMS = sorted(Path(__file__).parent.glob("test_*.cpp"))
+#: Of a program that hangs. Seconds are enough, or half a minute of a core with ThreadSanitizer, which a busy machine has
+#: not at once.
+PROGRAM_S = 600
 
 
 @pytest.fixture(scope="module")
@@ -39,5 +42,5 @@ def test_native_program_passes(program: Path, objects: dict[Path, str], tmp_path
     built = link(program, objects, tmp_path / "program")
     # Those of UCX are told which library to load.
     arguments = [str(find_ucx().path)] if program.stem.startswith("test_ucx") else []
-    done = subprocess.run([str(built), *arguments], capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run([str(built), *arguments], capture_output=True, text=True, timeout=PROGRAM_S, check=False)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
