@@ -14,8 +14,8 @@ from helpers.native_programs import build_objects, link
 from kvlink.transport.find_ucx import find_ucx
 
 PROGRAMS = sorted(Path(__file__).parent.glob("test_*.cpp"))
-#: Of a program that hangs. Seconds are enough, or half a minute of a core with ThreadSanitizer, which a busy machine has
-#: not at once.
+#: Of a program that hangs: seconds are enough, or half a minute of a core with ThreadSanitizer, which a busy machine
+#: does not give at once.
 PROGRAM_S = 600
 
 
