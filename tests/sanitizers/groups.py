@@ -21,6 +21,8 @@ _NAMED = re.compile(
     r"^(?!(?:namespace|using|return|extern)\b)[A-Za-z_\[][\w:<>,&*\[\]() ]*?\b((?:\w+::)*~?\w+)\s*(?:\(|\{|=|;)",
     re.MULTILINE,
 )
+#: A source that is included is taken for a header, whose types should not have members of types that only it knows.
+_HEAD = '#pragma GCC diagnostic ignored "-Wsubobject-linkage"\n'
 _TYPE = re.compile(r"^(?:class|struct|union|enum(?: class)?|using(?= \w+ =))\s+(\w+)", re.MULTILINE)
 
 
@@ -56,7 +58,7 @@ def lay_out(root: Path, folder: Path) -> None:
     sources = sorted(path for name in ("bindings", "csrc") for path in (root / name).rglob("*.cpp"))
     wanted = {}
     for number, members in enumerate(grouped(root, sources)):
-        text = "".join(f'#include "{os.path.relpath(source, folder / "bindings")}"\n' for source in members)
+        text = _HEAD + "".join(f'#include "{os.path.relpath(source, folder / "bindings")}"\n' for source in members)
         wanted[folder / "bindings" / f"group_{number:02}_{members[0].parent.name}.cpp"] = text
     for path in (folder / "bindings").glob("group_*.cpp"):
         if path not in wanted:
