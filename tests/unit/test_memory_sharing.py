@@ -114,6 +114,7 @@ for attempt in (lambda: kvlink.empty(1, "uint8"), memory.pool_of(buffer.address)
         attempt()
     except kvlink.errors.OutOfMemory as error:
         print(error)
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # sanitizers look at the process when it ends
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
