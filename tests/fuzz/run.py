@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -57,13 +58,22 @@ HEADER = """| target             |       inputs |  inputs/s | branches       | m
 |--------------------|-------------:|----------:|----------------|--------:|------:|--|"""
 
 
-def _command(name: str, programs: dict[str, Path]) -> list[str]:
-    return [str(programs[name])] if name in programs else [sys.executable, "-m", "fuzz.with_atheris", name]
+def _program(name: str, programs: dict[str, Path]) -> str:
+    """Return what runs a target; for one in Python a script, since libFuzzer starts what it is by its name to merge."""
+    if name in programs:
+        return str(programs[name])
+    script = BUILT / name
+    script.parent.mkdir(parents=True, exist_ok=True)
+    path = os.pathsep.join([str(ROOT / "tests"), str(ROOT)])
+    start = shlex.join(["env", f"PYTHONPATH={path}", sys.executable, "-m", "fuzz.with_atheris", name, str(script)])
+    script.write_text(f'#!/bin/sh\nexec {start} "$@"\n')
+    script.chmod(0o755)
+    return str(script)
 
 
 def _run(command: list[str], log: Path, *, limit_s: float) -> int:
     """Run to the end; one that goes on for longer than it should has hung, and counts as failed."""
-    environment = {**os.environ, **SANITIZERS, "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT)])}
+    environment = {**os.environ, **SANITIZERS}
     with log.open("wb") as out:
         try:
             return subprocess.run(
@@ -85,7 +95,7 @@ def _why(status: int, text: str) -> str:
     return f"exit {status}: {''.join(said[-1]) if said else 'see its log'}"
 
 
-def fuzz(name: str, programs: dict[str, Path], *, seconds: int, runs: int) -> Row:
+def fuzz(name: str, programs: dict[str, Path], *, seconds: int, runs: int, seed: int) -> Row:
     """Fuzz one target until it has had its time, or so many inputs."""
     folder = corpus.unpack(name, BUILT / "corpus" / name)
     FOUND.mkdir(parents=True, exist_ok=True)
@@ -93,10 +103,11 @@ def fuzz(name: str, programs: dict[str, Path], *, seconds: int, runs: int) -> Ro
     log = BUILT / f"{name}.log"
     options = [f"-max_total_time={seconds}", f"-runs={runs}", f"-max_len={MOST_INPUT_BYTES}", f"-timeout={ONE_INPUT_S}"]
     options += [f"-rss_limit_mb={MOST_MEMORY_MB}", f"-artifact_prefix={FOUND}/{name}-", "-print_final_stats=1"]
+    options += [f"-seed={seed}"]
     if name in programs:  # weighing inputs by how rare is what they reach takes longer than running them
         options += ["-entropic=0"]
     began = time.monotonic()
-    status = _run([*_command(name, programs), str(folder), *options], log, limit_s=seconds + GRACE_S)
+    status = _run([_program(name, programs), str(folder), *options], log, limit_s=seconds + GRACE_S)
     text = log.read_text(errors="replace")
     return Row(
         name=name,
@@ -117,7 +128,7 @@ def minimise(name: str, programs: dict[str, Path]) -> str:
     smaller.mkdir(parents=True, exist_ok=True)
     for old in smaller.iterdir():
         old.unlink()
-    command = [*_command(name, programs), "-merge=1", f"-max_len={MOST_INPUT_BYTES}", str(smaller), str(folder)]
+    command = [_program(name, programs), "-merge=1", f"-max_len={MOST_INPUT_BYTES}", str(smaller), str(folder)]
     status = _run(command, BUILT / f"{name}.merge.log", limit_s=2 * GRACE_S)
     if status != 0:
         return f"{name}: merging failed with {status}"
@@ -132,6 +143,7 @@ def main() -> int:
     options.add_argument("--seconds", type=int, default=600, help="how long each target runs (600)")
     options.add_argument("--runs", type=int, default=-1, help="end a target after so many inputs, too")
     options.add_argument("--at-once", type=int, default=2, help="targets that run at the same time (2)")
+    options.add_argument("--seed", type=int, default=0, help="of the choice of inputs; 0 is another one each time")
     options.add_argument("--minimise", action="store_true", help="keep a small corpus of what was found, in the tree")
     options.add_argument("--seeds", action="store_true", help="only begin the kept corpora anew, from real messages")
     given = options.parse_args()
@@ -152,7 +164,9 @@ def main() -> int:
             return 0
         print(HEADER, flush=True)
         rows = []
-        for row in pool.map(lambda name: fuzz(name, programs, seconds=given.seconds, runs=given.runs), wanted):
+        for row in pool.map(
+            lambda name: fuzz(name, programs, seconds=given.seconds, runs=given.runs, seed=given.seed), wanted
+        ):
             print(row, flush=True)
             rows.append(row)
     return 1 if any(row.why or row.found for row in rows) else 0

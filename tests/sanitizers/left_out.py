@@ -15,6 +15,7 @@ LEFT_OUT = {
     "tests/packaging/": "builds and installs a wheel of its own, which is not sanitized",
     "tests/cpp/": "is run apart, as programs of their own",
     "benchmarks/": "measures time",
+    "tests/environment/test_shared_memory.py::test_the_limit_on_locked": "locks memory, which ASan makes do nothing",
     "tests/lifetime/test_idle_and_start.py": "measures processor time and time",
     "tests/lifetime/test_growth.py::test_connecting": "measures resident memory, of which ASan keeps what was freed",
     "tests/lifetime/test_growth.py::test_registering": "measures resident memory, of which ASan keeps what was freed",
