@@ -17,6 +17,8 @@ LEFT_OUT = {
     "benchmarks/": "measures time",
     "tests/environment/test_shared_memory.py::test_the_limit_on_locked": "locks memory, which ASan makes do nothing",
     "tests/lifetime/test_idle_and_start.py": "measures processor time and time",
+    "tests/property/test_abort_and_reuse.py::test_blocks_that_are_let_go": "has to overtake what moves",
+    "tests/property/test_push_abort_and_reuse.py::test_blocks_that_are_let_go": "has to overtake what moves",
     "tests/lifetime/test_growth.py::test_connecting": "measures resident memory, of which ASan keeps what was freed",
     "tests/lifetime/test_growth.py::test_registering": "measures resident memory, of which ASan keeps what was freed",
 }
