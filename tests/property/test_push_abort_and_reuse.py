@@ -16,6 +16,7 @@ from helpers.patterns import scattered
 from helpers.processes import spawn_worker
 from helpers.reusing_worker import Ended
 from helpers.soak import SEED, rounds
+from property.test_abort_and_reuse import LEAST_MIDWAY
 
 import kvlink
 from kvlink.testing import FaultScript, Worker, WorkerFailed
@@ -26,8 +27,6 @@ BLOCKS = 6
 USED = 5
 BLOCK_BYTES = 256 << 10
 STRETCH_S = 0.012
-#: Of all aborts, those between the first and the last byte.
-LEAST_MIDWAY = 0.3
 #: Half of the rounds have a lane that goes on after a cancel.
 MOST_ROUNDS_TOO_EARLY = 40
 ABORTS = ("midway", "midway", "midway", "target", "source", "expiry", "deadline", "nobody")
