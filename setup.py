@@ -17,9 +17,7 @@ SOURCES = [str(path) for folder in ("bindings", "csrc") for path in sorted(Path(
 WARNINGS = ["-Wall", "-Wextra", "-Wconversion", "-Wshadow", *([] if Path("PKG-INFO").exists() else ["-Werror"])]
 SANITIZE = os.environ.get("KVLINK_SANITIZE", "")
 FAST = ["-O2", "-DNDEBUG"]
-# Whether an object is what its type says is looked up through a pipe, and fails where there is no descriptor left.
-CHECKED = [f"-fsanitize={SANITIZE}", "-fno-sanitize=vptr", "-fno-sanitize-recover=all", "-O0", "-g1"]
-OPTIMISE = CHECKED if SANITIZE else FAST
+OPTIMISE = f"-fsanitize={SANITIZE} -fno-sanitize=vptr -fno-sanitize-recover=all -O0 -g1".split() if SANITIZE else FAST
 OBJECTS = Path("build", f"native-{SANITIZE.replace(',', '-') or 'release'}")  # kept, so that a next build can skip
 NO_UCX = "kvlink needs UCX's headers: install libucx-cu12==1.14.1.post2, or name their folder in KVLINK_UCX_INCLUDE."
 ABI3 = ["-DPy_LIMITED_API=0x030C0000"] if sys.version_info >= (3, 12) and not SANITIZE else []  # as nanobind can

@@ -37,7 +37,7 @@ def split_address(text: str, *, lowest_port: int = 1) -> Address:
         host = host[1:-1]
     elif ":" in host:
         raise ValueError(f"{text!r}: write an IPv6 address in brackets, as in [::1]:7000")
-    if not host or any(character.isspace() or not character.isprintable() for character in host):
+    if not host or any(c in "[]" or c.isspace() or not c.isprintable() for c in host):
         raise ValueError(f"{text!r} names no host")
     port = int(digits)
     if not lowest_port <= port <= 65535:

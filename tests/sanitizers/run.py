@@ -25,6 +25,7 @@ HERE = ROOT / "tests/sanitizers"
 WORK = ROOT / "build/sanitize"
 TREE = WORK / "tree"
 REPORTS = WORK / "reports"
+#: Without UBSan's look at the type of an object, which goes through a pipe: some tests leave a process no descriptor.
 MEMORY, RACES = "address,undefined", "thread"
 COPIED = ("kvlink", "tests", "benchmarks", "examples", "docs", "csrc", "bindings", "pyproject.toml", "README.md")
 #: Goes through every binding, each lane, conversion, sums, pushes, failures, and the exit of the interpreter.
