@@ -39,7 +39,7 @@ PullBook::PartPtr PullBook::reserved_for(const HandoffId& reservation, News& new
   const PullRequest& request = pull->second->request;
   const Peer& by = *news.peer;
   for (const PartRequest& asked : request.parts) {
-    const PartPtr part = find(asked.attempt);
+    PartPtr part = find(asked.attempt);
     // It may have come by another connection to the same source than the one that was made for the reservation. Of
     // several sources such a one is right only if it is for the same share.
     const bool same = asked.peer == news.peer || request.parts.size() == 1 ||
