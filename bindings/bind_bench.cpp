@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "bindings.hpp"
+#include "gil.hpp"
 #include "kvlink/transport/memcpy_reference.hpp"
 #include "kvlink/transport/socket_reference.hpp"
 
@@ -27,7 +28,7 @@ double memcpy_seconds(const ReadBytes& source, const WriteBytes& target, const O
       .target_offsets = {target_offsets.data(), target_offsets.size()},
       .run_bytes = run_bytes,
   };
-  const nb::gil_scoped_release unlocked;
+  const GilReleased unlocked;
   kvlink::transport::check_runs(runs);
   return kvlink::transport::seconds_of_memcpy(runs);
 }
@@ -39,13 +40,13 @@ std::span<const std::uint64_t> checked_offsets(const Offsets& offsets, std::uint
 }
 
 void send_runs(int socket, const ReadBytes& pool, const Offsets& offsets, std::uint64_t run_bytes) {
-  const nb::gil_scoped_release unlocked;
+  const GilReleased unlocked;
   kvlink::transport::send_runs(socket, std::as_bytes(std::span(pool.data(), pool.size())),
                                checked_offsets(offsets, run_bytes, pool.size()), run_bytes);
 }
 
 void receive_runs(int socket, const WriteBytes& pool, const Offsets& offsets, std::uint64_t run_bytes) {
-  const nb::gil_scoped_release unlocked;
+  const GilReleased unlocked;
   kvlink::transport::receive_runs(socket, std::as_writable_bytes(std::span(pool.data(), pool.size())),
                                   checked_offsets(offsets, run_bytes, pool.size()), run_bytes);
 }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "bindings.hpp"
+#include "gil.hpp"
 #include "kvlink/error.hpp"
 #include "kvlink/plan/conversion.hpp"
 #include "kvlink/transport/convert_kernels.hpp"
@@ -78,7 +79,7 @@ void convert_elements(const ReadBytes& source, const Bytes& target, const Names&
   const auto* from = reinterpret_cast<const std::byte*>(source.data());
   auto* to = reinterpret_cast<std::byte*>(target.data());
   const bool is_plain = nb::cast<bool>(plainly);
-  const nb::gil_scoped_release released;
+  const GilReleased released;
   is_plain ? transport::convert_elements_plainly(from, to, count, pair)
            : transport::convert_elements(from, to, count, pair);
 }

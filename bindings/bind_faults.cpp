@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "bindings.hpp"
+#include "gil.hpp"
 #include "kvlink/handoff/engine.hpp"
 #include "kvlink/transport/fault_script.hpp"
 
@@ -62,10 +63,9 @@ void bind_faults(nb::module_& m) {
                                                         .error_after_ms = error_after_ms})};
       },
       "engine"_a, nb::kw_only(), "seed"_a, "delay_ms"_a, "drop"_a, "duplicate"_a, "corrupt"_a, "reorder"_a,
-      "fail_after_bytes"_a.none(), "no_resource"_a, "like_rc"_a, "error_after_ms"_a,
-      nb::call_guard<nb::gil_scoped_release>(),
+      "fail_after_bytes"_a.none(), "no_resource"_a, "like_rc"_a, "error_after_ms"_a, nb::call_guard<GilReleased>(),
       "For tests: make the transfers that start from now on go wrong by this script.");
   m.def(
       "remove_faults", [](Engine& engine) { (void)engine.inject_faults(std::nullopt); }, "engine"_a,
-      nb::call_guard<nb::gil_scoped_release>(), "For tests: transfers that start from now on go right again.");
+      nb::call_guard<GilReleased>(), "For tests: transfers that start from now on go right again.");
 }

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "bindings.hpp"
+#include "gil.hpp"
 #include "handles.hpp"
 #include "kvlink/error.hpp"
 #include "kvlink/handoff/completions.hpp"
@@ -97,7 +98,7 @@ std::shared_ptr<Engine> make_engine(const nb::bytes& epoch, const std::vector<Gr
   for (const auto& [address, bytes] : regions) {
     options.regions.push_back({.base = reinterpret_cast<std::byte*>(address), .bytes = bytes});
   }
-  const nb::gil_scoped_release released;
+  const GilReleased released;
   return std::make_shared<Engine>(std::move(options));
 }
 
@@ -122,7 +123,7 @@ std::vector<std::string> attach_source(Engine& engine, std::uint64_t peer, int f
   std::vector<transport::Lane> wanted;
   for (const std::string& lane : lanes) wanted.push_back(lane_of(lane));
   const kvlink::Epoch peer_epoch = epoch_of(epoch);
-  const nb::gil_scoped_release released;
+  const GilReleased released;
   return names_of(engine.attach_source(peer, owned.release(), dialect, peer_epoch, std::move(name), std::move(geometry),
                                        std::move(conversion), std::move(facts), wanted));
 }
@@ -133,7 +134,7 @@ std::uint64_t attach_claimant(Engine& engine, int fd, std::uint8_t dialect, cons
   const kvlink::Epoch peer_epoch = epoch_of(epoch);
   std::vector<std::byte> ucx = vector_of(ucx_address);
   const auto on_this_host = nb::cast<bool>(same_host);
-  const nb::gil_scoped_release released;
+  const GilReleased released;
   return engine.attach_claimant(fd, dialect, peer_epoch, std::move(name), std::move(address), std::move(geometry),
                                 std::move(ucx), on_this_host);
 }
@@ -141,7 +142,7 @@ std::uint64_t attach_claimant(Engine& engine, int fd, std::uint8_t dialect, cons
 nb::list peers(Engine& engine) {
   std::vector<kvlink::handoff::PeerReport> reports;
   {
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     reports = engine.peers();
   }
   nb::list out;
@@ -204,7 +205,7 @@ Handle offer(std::shared_ptr<Engine> engine, const std::vector<Table>& blocks, s
                                         .label = std::move(label),
                                         .id = {}};
   if (minted) options.id = kvlink::HandoffId{.epoch = epoch_of(minted->first), .sequence = minted->second};
-  const nb::gil_scoped_release released;
+  const GilReleased released;
   auto handoff = engine->offer(std::move(options));
   return {std::move(engine), std::move(handoff)};
 }
@@ -225,7 +226,7 @@ Handle pull(std::shared_ptr<Engine> engine, const std::vector<SourceNumbers>& so
     options.sources.push_back({.peer = peer, .id = {.epoch = epoch_of(epoch), .sequence = sequence}});
   }
   if (!lane.empty()) options.lane = lane_of(lane);
-  const nb::gil_scoped_release released;
+  const GilReleased released;
   auto handoff = engine->pull(std::move(options));
   return {std::move(engine), std::move(handoff)};
 }
@@ -291,18 +292,18 @@ void bind_ends(nb::class_<Engine>& bound) {
             engine.close(nanoseconds(deadline_s), {code_of_class_name(code.c_str()), std::move(message)});
           },
           nb::kw_only(), "deadline_s"_a, "code"_a = "Closed", "message"_a = "the node is closed",
-          nb::call_guard<nb::gil_scoped_release>(),
+          nb::call_guard<GilReleased>(),
           "Fail what lives with this class and message, wait for transfers to drain, end the threads. Idempotent.")
       .def(
           "refuse_new",
           [](Engine& engine, const std::string& code, std::string message) {
             engine.refuse_new({{code_of_class_name(code.c_str()), std::move(message)}});
           },
-          nb::kw_only(), "code"_a, "message"_a, nb::call_guard<nb::gil_scoped_release>(),
+          nb::kw_only(), "code"_a, "message"_a, nb::call_guard<GilReleased>(),
           "Refuse offers, pulls and claims of what was not offered here with this class and message.")
       .def(
-          "accept_new", [](Engine& engine) { engine.refuse_new(std::nullopt); },
-          nb::call_guard<nb::gil_scoped_release>(), "Take offers, pulls and claims again.");
+          "accept_new", [](Engine& engine) { engine.refuse_new(std::nullopt); }, nb::call_guard<GilReleased>(),
+          "Take offers, pulls and claims again.");
 }
 
 void bind_engine(nb::module_& m) {
@@ -333,7 +334,7 @@ void bind_engine(nb::module_& m) {
             return keys;
           },
           "Return one packed remote key a region; empty where memory is not offered to one-sided reads.")
-      .def("expect_peer", &Engine::expect_peer, nb::kw_only(), "address"_a, nb::call_guard<nb::gil_scoped_release>(),
+      .def("expect_peer", &Engine::expect_peer, nb::kw_only(), "address"_a, nb::call_guard<GilReleased>(),
            "Return the number of a peer that Python will connect; pulls may be queued on it at once.")
       .def("attach_source", &attach_source, "peer"_a, nb::kw_only(), "fd"_a, "dialect"_a, "epoch"_a, "name"_a,
            "template"_a, "conversion"_a.none(), "region_bytes"_a, "region_addresses"_a, "region_fds"_a, "pid"_a,
@@ -347,9 +348,9 @@ void bind_engine(nb::module_& m) {
           [](Engine& engine, std::uint64_t peer, const std::string& code, std::string message) {
             engine.fail_peer(peer, {code_of_class_name(code.c_str()), std::move(message)});
           },
-          "peer"_a, nb::kw_only(), "code"_a, "message"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "peer"_a, nb::kw_only(), "code"_a, "message"_a, nb::call_guard<GilReleased>(),
           "End a connection, or an attempt at one; what lives on it fails with this error class and message.")
-      .def("is_peer_lost", &Engine::is_peer_lost, "peer"_a, nb::call_guard<nb::gil_scoped_release>(),
+      .def("is_peer_lost", &Engine::is_peer_lost, "peer"_a, nb::call_guard<GilReleased>(),
            "Return whether the connection, or the attempt at one, is over. Cheap.")
       .def("peers", &peers, "Return how each peer stands.")
       .def("holds", &holds, "Return how many blocks and handoffs are held.")
@@ -365,7 +366,7 @@ void bind_engine(nb::module_& m) {
 }
 
 void bind_handle(nb::module_& m) {
-  const auto flag = nb::call_guard<nb::gil_scoped_release>();
+  const auto flag = nb::call_guard<GilReleased>();
   nb::class_<Handle>(m, "Handoff", "One handoff of this node. Thread-safe.")
       .def_prop_ro("epoch", [](const Handle& self) { return to_bytes(self.handoff->id().handoff.epoch); })
       .def_prop_ro("sequence", [](const Handle& self) { return self.handoff->id().handoff.sequence; })

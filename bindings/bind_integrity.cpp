@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "bindings.hpp"
+#include "gil.hpp"
 #include "kvlink/error.hpp"
 #include "kvlink/plan/sum_cells.hpp"
 #include "kvlink/transport/crc32c.hpp"
@@ -53,7 +54,7 @@ std::uint64_t checksum(const std::string& name, const std::vector<Bytes>& pieces
   const auto integrity = integrity_of(name);
   std::vector<std::span<const std::byte>> spans;
   for (const Bytes& piece : pieces) spans.push_back(span_of(piece));
-  const nb::gil_scoped_release released;
+  const GilReleased released;
   return transport::sum_of(spans, integrity);
 }
 
@@ -82,7 +83,7 @@ nb::bytes sum_plan(const std::shared_ptr<plan::Plan>& of, const std::vector<Byte
   const auto integrity = integrity_of(name);
   std::vector<std::byte> sums;
   {
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     const transport::Waker waker;
     transport::CopyThreads copy_threads(threads);
     const auto memory = std::make_shared<const transport::LocalMemory>(std::move(local));

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "bindings.hpp"
+#include "gil.hpp"
 #include "kvlink/error.hpp"
 #include "kvlink/transport/copy_kernels.hpp"
 #include "kvlink/transport/pool.hpp"
@@ -55,7 +56,7 @@ class PoolBuffer {
     shape_.assign(shape.begin(), shape.end());
     strides_.assign(shape.size(), element_bytes);
     for (std::size_t i = shape.size(); i-- > 1;) strides_[i - 1] = strides_[i] * shape_[i];
-    const nb::gil_scoped_release unlocked;
+    const GilReleased unlocked;
     pool_ = Pool::create(bytes);
   }
 

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "bindings.hpp"
+#include "gil.hpp"
 #include "kvlink/error.hpp"
 #include "kvlink/plan/block_pairs.hpp"
 #include "kvlink/plan/copy_plan.hpp"
@@ -110,7 +111,7 @@ std::shared_ptr<plan::Plan> make_plan(const std::shared_ptr<plan::Template>& geo
   }
   std::vector<plan::GroupTables> tables;
   for (std::size_t i = 0; i < source.size(); ++i) tables.push_back({span_of(source[i]), span_of(target[i])});
-  const nb::gil_scoped_release unlocked;
+  const GilReleased unlocked;
   return std::make_shared<plan::Plan>(geometry, plan::pair_groups(*geometry, tables, first_token, end_token));
 }
 
@@ -263,7 +264,7 @@ void bind_copy_plan(nb::module_& m) {
           "List the copies of ``[begin, end)`` as rows of source region, target region, source offset, target offset,\n"
           "run bytes, inner, outer, and the inner and outer strides of source and target.\n\n"
           "`packed` names the side that is the packed stream instead of memory, if any.")
-      .def("count_copies", &count_copies, "begin"_a = 0, "end"_a = everything, nb::call_guard<nb::gil_scoped_release>(),
+      .def("count_copies", &count_copies, "begin"_a = 0, "end"_a = everything, nb::call_guard<GilReleased>(),
            "Visit ``[begin, end)`` as a lane would and return the number of copies, of runs, and a checksum.")
       .def("describe", &describe, "begin"_a, "end"_a,
            "Return ``(group, layer, component, first_head, end_head, first_token, end_token)`` of what lies in\n"

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "bindings.hpp"
+#include "gil.hpp"
 #include "handles.hpp"
 
 namespace nb = nanobind;
@@ -43,7 +44,7 @@ Handle reserve(std::shared_ptr<Engine> engine, const std::vector<std::pair<std::
                                           .label = std::move(label)};
   for (const auto& [peer, epoch] : sources) options.sources.push_back({.peer = peer, .epoch = epoch_of(epoch)});
   if (!lane.empty()) options.lane = lane_of(lane);
-  const nb::gil_scoped_release released;
+  const GilReleased released;
   auto handoff = engine->reserve(std::move(options));
   return {std::move(engine), std::move(handoff)};
 }
@@ -59,7 +60,7 @@ PushHandle push(std::shared_ptr<Engine> engine, const std::pair<nb::bytes, std::
       .at_once = at_once,
       .integrity = integrity_of(integrity),
       .label = std::move(label)};
-  const nb::gil_scoped_release released;
+  const GilReleased released;
   auto pushed = engine->push(std::move(options));
   return {{std::move(engine), std::move(pushed.handle)}, std::move(pushed.state), pushed.reservation};
 }
@@ -79,7 +80,7 @@ void bind_push_calls(nb::class_<Engine>& engine) {
 }
 
 void bind_push_handle(nb::module_& m) {
-  const auto flag = nb::call_guard<nb::gil_scoped_release>();
+  const auto flag = nb::call_guard<GilReleased>();
   nb::class_<PushHandle, Handle>(m, "Push", "One push of this node. Thread-safe; nothing waits.")
       .def(
           "start",
@@ -97,7 +98,7 @@ void bind_push_handle(nb::module_& m) {
           "add",
           [](const PushHandle& self, const std::vector<Table>& blocks) {
             const auto more = tables_of(blocks);
-            const nb::gil_scoped_release released;
+            const GilReleased released;
             self.state->add(more);
           },
           "blocks"_a, "Hold more blocks, which follow those of before.")
@@ -119,7 +120,7 @@ void bind_push_handle(nb::module_& m) {
           "commit",
           [](const PushHandle& self, const nb::bytes& payload) {
             auto bytes = vector_of(payload);
-            const nb::gil_scoped_release released;
+            const GilReleased released;
             self.state->commit(std::move(bytes));
             self.engine->tell_ready(self.handoff);
           },

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "bindings.hpp"
+#include "gil.hpp"
 #include "kvlink/transport/chunk_router.hpp"
 #include "kvlink/transport/ucx/context.hpp"
 #include "kvlink/transport/ucx/endpoint.hpp"
@@ -26,7 +27,7 @@ namespace {
 
 std::shared_ptr<ucx::Context> open_context(const std::string& library_path,
                                            std::vector<std::pair<std::string, std::string>> settings, bool one_sided) {
-  const nb::gil_scoped_release unlocked;
+  const GilReleased unlocked;
   return std::make_shared<ucx::Context>(ucx::Library::load(library_path),
                                         ucx::ContextOptions{.settings = std::move(settings), .one_sided = one_sided});
 }
@@ -34,7 +35,7 @@ std::shared_ptr<ucx::Context> open_context(const std::string& library_path,
 /// What two nodes with contexts like these two would use, asked of an endpoint that is never connected.
 std::string transports_between(const std::shared_ptr<ucx::Context>& here, const std::shared_ptr<ucx::Context>& there,
                                bool same_host) {
-  const nb::gil_scoped_release unlocked;
+  const GilReleased unlocked;
   const auto router = std::make_shared<kvlink::transport::ChunkRouter>();
   const auto local = ucx::Worker::create(here, router);
   const auto remote = ucx::Worker::create(there, router);
@@ -57,7 +58,7 @@ void bind_ucx(nb::module_& m) {
           "The libucp file in use.")
       .def_prop_ro("one_sided", &ucx::Context::one_sided, "Whether peers may read registered memory.")
       .def_prop_ro("overruled", &ucx::Context::overruled, "UCX_ variables that won over kvlink's settings.")
-      .def("describe", &ucx::Context::describe, nb::call_guard<nb::gil_scoped_release>(),
+      .def("describe", &ucx::Context::describe, nb::call_guard<GilReleased>(),
            "Return what UCX prints about its memory domains, transports and devices.")
       .def("transports_to", &transports_between, "other"_a, nb::kw_only(), "same_host"_a,
            "Return the transports between two workers of these contexts, such as ``\"cma/memory posix/memory\"``.\n\n"

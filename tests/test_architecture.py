@@ -217,6 +217,14 @@ def test_every_exception_is_provoked_by_a_test():
     assert not [error for error in sorted(error_classes()) if not re.search(rf"\b{error}\b", text)]
 
 
+def test_the_gil_is_given_up_only_in_the_way_that_survives_the_end_of_the_interpreter():
+    """nanobind's own guard aborts the process where a daemon thread comes back during finalization."""
+    users = {path.name for path in (ROOT / "bindings").iterdir() if "PyEval_SaveThread" in path.read_text()}
+    assert users == {"gil.hpp"}
+    for path in (ROOT / "bindings").iterdir():
+        assert "gil_scoped_release" not in path.read_text(), path
+
+
 def test_functions_that_ucx_calls_cannot_throw():
     text = "\n".join(blanked(path.read_text()) for path in files("csrc"))
     given = re.findall(r"\bcb(?:\.\w+)?\s*=\s*&?((?:\w+::)*\w+)", text)

@@ -6,7 +6,7 @@ import pytest
 from helpers.processes import run_python
 
 SETUP = """
-import asyncio, gc, os, signal, sys, threading
+import asyncio, gc, os, signal, sys, threading, time
 import numpy as np
 import kvlink
 
@@ -54,6 +54,28 @@ def wait():
         pass
 threading.Thread(target=wait, daemon=True).start()
 began.wait(5)
+""",
+    "with a thread that waits meanwhile": """
+class Lasting:
+    def __del__(self, sleep=time.sleep):
+        sleep(0.2)  # the interpreter is ending by now: the thread asks for its lock meanwhile
+lasting = Lasting()
+a = make('a')
+offer = a.offer(blocks=[1], num_tokens=4, ttl_s=100)
+began = threading.Event()
+def wait():
+    while True:
+        try:
+            offer.wait(timeout_s=0.001)
+        except kvlink.KvlinkError:
+            began.set()
+threading.Thread(target=wait, daemon=True).start()
+began.wait(5)
+""",
+    "with a thread that sleeps": """
+a, b = make('a'), make('b')
+kept = hand_over(a, b)
+threading.Thread(target=lambda held: time.sleep(60), args=[(a, b, kept)], daemon=True).start()
 """,
     "closed on another thread": """
 a, b = make('a'), make('b')
