@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from helpers.leftovers import named_shared_memory, system_v_segments
+from helpers.leftovers import named_shared_memory, open_files, system_v_segments
 from helpers.patterns import Geometry, Placement, Request
 from helpers.processes import Pair, wait_until
 
@@ -21,13 +20,12 @@ def pools_mapped(pid: int) -> int:
 
 
 def descriptors(pid: int) -> int:
-    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    return len(open_files(pid))
 
 
 def established(pid: int) -> int:
     """TCP connections of the process, of either family, that are not just listening."""
-    sockets = {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()}
-    inodes = {name[8:-1] for name in sockets if name.startswith("socket:[")}
+    inodes = {name[8:-1] for name in open_files(pid) if name.startswith("socket:[")}
     count = 0
     for family in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{family}").read_text().splitlines()[1:]:
@@ -50,10 +48,6 @@ def open_things_once_up(worker: Worker) -> dict[str, int]:
     return open_things(worker.pid)
 
 
-def open_names(pid: int) -> list[str]:
-    return sorted(os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink())
-
-
 def check_killed(victim: Worker, survivor: Worker, before: dict[str, int]) -> None:
     pids = {victim.pid, survivor.pid}
     names = named_shared_memory(victim.pid) | named_shared_memory(survivor.pid)
@@ -66,7 +60,7 @@ def check_killed(victim: Worker, survivor: Worker, before: dict[str, int]) -> No
     wait_until(
         as_before,
         timeout_s=5,
-        what=lambda: f"{before} is {open_things(survivor.pid)} again: {open_names(survivor.pid)}",
+        what=lambda: f"{before} is {open_things(survivor.pid)} again: {sorted(open_files(survivor.pid))}",
     )
     survivor.kill()
     assert not [name for name in names if Path(name).exists()]
@@ -104,7 +98,7 @@ def test_a_peer_that_comes_back_again_and_again_leaves_no_descriptor_or_mapping(
     wait_until(
         lambda: pools_mapped(pid) <= before[0] and descriptors(pid) <= before[1],
         timeout_s=5,
-        what=lambda: f"12 reconnects leave {before}, not {open_things(pid)}: {open_names(pid)}",
+        what=lambda: f"12 reconnects leave {before}, not {open_things(pid)}: {sorted(open_files(pid))}",
     )
 
 
