@@ -73,7 +73,7 @@ struct Target {
   void send(std::uint64_t begin, std::uint32_t length, const AttemptId& attempt = kAttempt) {
     const auto header = ChunkHeader{.attempt = attempt, .stream_begin = begin, .length = length}.encode();
     // A range outside of the stream is sent from the start of it: the header is what must be refused.
-    const std::byte* const data = stream.data() + (begin + length <= stream.size() ? begin : 0);
+    const std::byte* const data = stream.data() + (begin <= stream.size() - length ? begin : 0);
     if (shown) {
       std::vector<std::byte> passing(data, data + length);
       router.deliver(header, ReceivedData::shown(passing));
