@@ -90,9 +90,69 @@ void random_grids() {
   }
 }
 
+void grids_in_a_sequence() {
+  std::mt19937_64 random(21);
+  const auto below = [&](std::uint64_t limit) { return random() % limit; };
+  constexpr std::size_t kBytes = 1 << 20;
+  std::vector<std::byte> source(kBytes);
+  test::fill(source.data(), kBytes, 22);
+  for (int i = 0; i < 500; ++i) {
+    const auto stores = below(2) == 0 ? Stores::cached : Stores::streaming;
+    const std::uint64_t longest = below(2) == 0 ? 9000 : 600;
+    std::vector<std::byte> target(kBytes, std::byte{0x5a});
+    auto expected = target;
+    CopySequence sequence(stores);
+    std::uint64_t at = below(100);
+    for (std::uint64_t left = below(30); left > 0; --left) {
+      plan::StridedCopy grid{.run_bytes = below(longest),
+                             .inner = static_cast<std::uint32_t>(1 + below(20)),
+                             .outer = static_cast<std::uint32_t>(1 + below(2))};
+      grid.source_inner_stride = below(2 * longest);
+      grid.source_outer_stride = below(4 * longest);
+      grid.target_inner_stride = grid.run_bytes + below(64);
+      grid.target_outer_stride = grid.inner * grid.target_inner_stride + below(64);
+      const std::uint64_t span = grid.outer * grid.target_outer_stride;
+      if (at + span > kBytes) break;
+      const std::byte* from = source.data() + below(kBytes / 2);
+      copy_grid(from, expected.data() + at, grid, Stores::cached);
+      sequence.add(from, target.data() + at, grid);
+      at += span + below(70);
+    }
+    sequence.finish(0);
+    CHECK(target == expected);
+  }
+}
+
+void lengths_around_every_limit_in_a_sequence() {
+  constexpr std::size_t kBytes = 1 << 19;
+  std::vector<std::byte> source(kBytes);
+  test::fill(source.data(), kBytes, 23);
+  for (const auto stores : {Stores::cached, Stores::streaming}) {
+    for (std::uint64_t shift = 0; shift < 64; shift += 9) {
+      std::vector<std::byte> target(kBytes, std::byte{0x5a});
+      auto expected = target;
+      CopySequence sequence(stores);
+      std::uint64_t at = shift;
+      for (const std::uint64_t limit : {256, 512, 4096, 4608, 32768, 65536}) {
+        for (const std::uint64_t bytes : {limit - 1, limit, limit + 1}) {
+          std::memcpy(expected.data() + at, source.data() + shift, bytes);
+          sequence.add(source.data() + shift, target.data() + at, {.run_bytes = bytes});
+          at += bytes + 3;
+        }
+      }
+      sequence.finish(0);
+      CHECK(target == expected);
+    }
+  }
+}
+
 void empty_runs_touch_nothing() {
   std::byte byte{7};
   copy_grid(nullptr, &byte, {.run_bytes = 0}, Stores::streaming);
+  CopySequence sequence(Stores::streaming);
+  sequence.finish(0);
+  sequence.add(nullptr, &byte, {.run_bytes = 0});
+  sequence.finish(0);
   CHECK(byte == std::byte{7});
 }
 
@@ -109,6 +169,8 @@ int main() {
   return test::run({{"every length at odd places", every_length_at_odd_places},
                     {"head slices of whole lines", head_slices_of_whole_lines},
                     {"random grids", random_grids},
+                    {"grids in a sequence", grids_in_a_sequence},
+                    {"lengths around every limit in a sequence", lengths_around_every_limit_in_a_sequence},
                     {"empty runs touch nothing", empty_runs_touch_nothing},
                     {"bytes are counted once", bytes_are_counted_once}});
 }

@@ -1,7 +1,9 @@
 #include "kvlink/transport/copy_kernels.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -143,6 +145,14 @@ void fence() noexcept {
 
 #else
 
+constexpr std::uint64_t kLine = 64;
+
+bool streams() noexcept {
+  return false;
+}
+void stream_run(std::byte* target, const std::byte* source, std::uint64_t bytes) noexcept {
+  std::memcpy(target, source, bytes);
+}
 void copy_streaming(const Grid& grid) noexcept {
   copy_cached(grid);
 }
@@ -150,15 +160,107 @@ void fence() noexcept {}
 
 #endif
 
+void copy(const Grid& grid, Stores stores) noexcept {
+  if (stores == Stores::streaming) {
+    copy_streaming(grid);
+  } else {
+    copy_cached(grid);
+  }
+}
+
+/// Shorter runs are copied faster than they are fetched one by one. In longer ones the CPU finds the way by itself.
+constexpr std::uint64_t kShortestFetched = 256;
+constexpr std::uint64_t kLongestFetched = 32 << 10;
+/// How far ahead of the copy the source is fetched, into the second level of the cache: what is on its way there does
+/// not take the few places of the first. Half or twice as much does as well.
+constexpr std::uint64_t kFetchedAhead = 4096;
+/// Runs are fetched and copied in pieces of this much, in turns.
+constexpr std::uint64_t kPiece = 512;
+
+/// Fetches the source of one grid, a piece a step.
+class Fetcher {
+ public:
+  Fetcher() = default;
+  /// Passes over the first `skipped` bytes or a little less, as whole pieces.
+  Fetcher(const std::byte* source, const plan::StridedCopy& shape, std::uint64_t skipped) noexcept : shape_(shape) {
+    const std::uint64_t run = skipped / shape.run_bytes;
+    at_ = (skipped - run * shape.run_bytes) / kPiece * kPiece;
+    outer_ = run / shape.inner;
+    inner_ = run - outer_ * shape.inner;
+    row_ = source + outer_ * shape.source_outer_stride;
+  }
+
+  /// False if nothing is left.
+  [[gnu::always_inline]] bool step() noexcept {
+    if (outer_ >= shape_.outer) return false;
+    const std::byte* run = row_ + inner_ * shape_.source_inner_stride;
+    const std::uint64_t end = std::min(at_ + kPiece, shape_.run_bytes);
+    for (; at_ < end; at_ += kLine) __builtin_prefetch(run + at_, 0, 2);
+    if (at_ < shape_.run_bytes) return true;
+    at_ = 0;
+    if (++inner_ == shape_.inner) {
+      inner_ = 0;
+      ++outer_;
+      row_ += shape_.source_outer_stride;
+    }
+    return true;
+  }
+
+ private:
+  plan::StridedCopy shape_{.outer = 0};
+  std::uint64_t outer_{0};
+  std::uint64_t inner_{0};
+  std::uint64_t at_{0};  // in the run
+  const std::byte* row_{};
+};
+
+/// Copies `grid` piece by piece and keeps `kFetchedAhead` ahead of itself, so that at its end it has fetched as much of
+/// `next`. A piece of streaming stores ends at the end of a line of the target, or of the run.
+template <class Copy>
+[[gnu::always_inline]] inline void for_each_piece(const Grid& grid, const Grid& next, bool in_lines,
+                                                  Copy copy) noexcept {
+  const plan::StridedCopy shape = grid.shape;
+  const std::uint64_t pieces = (shape.run_bytes + kPiece - 1) / kPiece;
+  Fetcher own(grid.source, shape, kFetchedAhead);
+  Fetcher following;
+  if (next.shape.run_bytes >= kShortestFetched) following = Fetcher(next.source, next.shape, 0);
+  for_each_run(grid, [&](std::byte* target, const std::byte* source, std::uint64_t bytes) noexcept {
+    const std::uint64_t shift = in_lines ? (0 - reinterpret_cast<std::uintptr_t>(target)) & (kLine - 1) : 0;
+    std::uint64_t begin = 0;
+    for (std::uint64_t piece = 1; piece <= pieces; ++piece) {
+      if (!own.step()) following.step();
+      const std::uint64_t end = piece == pieces ? bytes : std::min(bytes, shift + piece * kPiece);
+      copy(target + begin, source + begin, end - begin);
+      begin = end;
+    }
+  });
+}
+
+void copy_ahead(const Grid& grid, const Grid& next, Stores stores) noexcept {
+  if (grid.shape.run_bytes < kShortestFetched || grid.shape.run_bytes > kLongestFetched) {
+    copy(grid, stores);
+  } else if (stores == Stores::streaming && streams()) {
+    for_each_piece(grid, next, true, stream_run);
+  } else {
+    for_each_piece(grid, next, false, AnyRun{});
+  }
+}
+
 }  // namespace
 
 void copy_grid(const std::byte* source, std::byte* target, const plan::StridedCopy& grid, Stores stores) noexcept {
-  if (grid.run_bytes == 0) return;
-  if (stores == Stores::streaming) {
-    copy_streaming({source, target, grid});
-  } else {
-    copy_cached({source, target, grid});
-  }
+  if (grid.run_bytes != 0) copy({source, target, grid}, stores);
+}
+
+void CopySequence::add(const std::byte* source, std::byte* target, const plan::StridedCopy& grid) noexcept {
+  const Waiting previous = std::exchange(last_, {.source = source, .target = target, .grid = grid});
+  if (previous.grid.run_bytes == 0) return;
+  copy_ahead({previous.source, previous.target, previous.grid}, {source, target, grid}, stores_);
+}
+
+void CopySequence::finish(std::uint64_t bytes) noexcept {
+  add(nullptr, nullptr, {});
+  finish_copies(bytes);
 }
 
 void finish_copies(std::uint64_t bytes) noexcept {

@@ -19,6 +19,28 @@ enum class Stores : std::uint8_t {
 /// same thread before anyone is told that the bytes are there.
 void copy_grid(const std::byte* source, std::byte* target, const plan::StridedCopy& grid, Stores stores) noexcept;
 
+/// Copies grids in the order in which they are added, each when the one behind it is known: the source of that one is
+/// fetched from memory meanwhile, which a CPU does not do by itself where runs are short or blocks are scattered.
+/// For a source that is not in the cache. One thread.
+class CopySequence {
+ public:
+  explicit CopySequence(Stores stores) noexcept : stores_(stores) {}
+
+  /// As `copy_grid`. Both sides stay valid until `finish` has returned.
+  void add(const std::byte* source, std::byte* target, const plan::StridedCopy& grid) noexcept;
+  /// Copies the last grid; then as `finish_copies`.
+  void finish(std::uint64_t bytes) noexcept;
+
+ private:
+  struct Waiting {
+    const std::byte* source{};
+    std::byte* target{};
+    plan::StridedCopy grid{};  // of no bytes: nothing waits
+  };
+  Stores stores_;
+  Waiting last_{};
+};
+
 /// Makes streamed bytes visible to other threads and counts `bytes` as copied.
 void finish_copies(std::uint64_t bytes) noexcept;
 

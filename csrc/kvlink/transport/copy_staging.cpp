@@ -10,10 +10,11 @@ namespace kvlink::transport {
 
 void gather(const plan::Plan& plan, std::uint64_t begin, std::uint64_t end, const LocalMemory& source,
             std::byte* out) noexcept {
+  CopySequence copies(Stores::cached);
   plan.visit_source(begin, end, [&](const plan::StridedCopy& copy) noexcept {
-    copy_grid(source.at(copy.source_region, copy.source_offset), out + copy.target_offset, copy, Stores::cached);
+    copies.add(source.at(copy.source_region, copy.source_offset), out + copy.target_offset, copy);
   });
-  finish_copies(end - begin);
+  copies.finish(end - begin);
 }
 
 void scatter(const plan::Plan& plan, std::uint64_t begin, std::uint64_t end, const std::byte* in,

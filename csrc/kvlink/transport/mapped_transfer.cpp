@@ -23,11 +23,12 @@ class MappedCopier final : public SliceCopier {
   std::uint64_t total_bytes() const noexcept override { return plan_->total_bytes(); }
 
   std::optional<SliceFailure> copy(StreamRange range) const noexcept override {
-    plan_->visit(range.begin, range.end, [this](const plan::StridedCopy& copy) noexcept {
-      copy_grid(source_->regions[copy.source_region]->base() + copy.source_offset,
-                target_->at(copy.target_region, copy.target_offset), copy, stores_);
+    CopySequence copies(stores_);
+    plan_->visit(range.begin, range.end, [&](const plan::StridedCopy& copy) noexcept {
+      copies.add(source_->regions[copy.source_region]->base() + copy.source_offset,
+                 target_->at(copy.target_region, copy.target_offset), copy);
     });
-    finish_copies(range.end - range.begin);
+    copies.finish(range.end - range.begin);
     return std::nullopt;
   }
 
