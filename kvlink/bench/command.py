@@ -89,6 +89,7 @@ def transfer(
 def layout(
     *,
     pair: Annotated[str, typer.Option(help="all, or the names of pairs by commas.")] = "all",
+    against: Annotated[str, typer.Option(help="A pair to run beside each, for the ratio of their speeds.")] = "",
     total_bytes: _TotalBytes = "256MiB",
     lane: Annotated[str, typer.Option(help="auto, mapped, vectored, get or staged.")] = "mapped",
     threads: _Threads = 1,
@@ -98,8 +99,8 @@ def layout(
 ) -> None:
     """Hand over between ranks of unlike layouts in two processes, next to one thread of memcpy over the same runs.
 
-    Pairs: same (the control), tp2-tp4, tp4-tp2, block16-block64, block64-block16 and hnd-nhd, all with 8 heads of 128
-    in bfloat16.
+    Pairs: same and same-64KiB (the controls), tp2-tp4, tp4-tp2, block16-block64, block64-block16 and hnd-nhd, all with
+    8 heads of 128 in bfloat16.
     """
     from kvlink.bench import tables
     from kvlink.bench.layouts import LayoutSetting, measure_layout
@@ -107,7 +108,14 @@ def layout(
     from kvlink.bench.sizes import parse_size
 
     settings = [
-        LayoutSetting(pair=name.strip(), total_bytes=parse_size(total_bytes), lane=lane, threads=threads, repeat=repeat)
+        LayoutSetting(
+            pair=name.strip(),
+            total_bytes=parse_size(total_bytes),
+            lane=lane,
+            threads=threads,
+            repeat=repeat,
+            against=against,
+        )
         for name in (PAIRS if pair == "all" else pair.split(","))
     ]
     _tell(_measure(measure_layout, settings, quiet=json == "-"), tables.LAYOUT, json, report)

@@ -2,13 +2,16 @@
 
 A repetition is timed from `Node.pull` until every source has confirmed it. The limit is one thread
 of the C library's memcpy over the runs of that request, of the same lengths and in the same order,
-between private pools of this process, right before or right after (alternating).
+between private pools of this process, right before or right after (alternating). With another pair
+to compare with, each repetition of the one stands next to one of the other, in turns.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -45,23 +48,29 @@ class LayoutRow(TypedDict):
     ratio_to_memcpy: float
     ratio_min: float
     ratio_max: float
+    against: str
+    ratio_to_against: float | None
+    ratio_to_against_min: float | None
+    ratio_to_against_max: float | None
     verified: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutSetting:
-    """What is measured: one row."""
+    """What is measured: one row. `against` names the pair whose speed stands beside it, or is empty."""
 
     pair: str
     total_bytes: int
     lane: str
     threads: int
     repeat: int
+    against: str = ""
 
     def __post_init__(self) -> None:
         """Refuse a pair that does not exist."""
-        if self.pair not in PAIRS:
-            raise InvalidArgument(f"pair is {self.pair!r}, none of {', '.join(PAIRS)}")
+        for pair in (self.pair, self.against) if self.against else (self.pair,):
+            if pair not in PAIRS:
+                raise InvalidArgument(f"pair is {pair!r}, none of {', '.join(PAIRS)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +93,22 @@ def measure_layout(setting: LayoutSetting) -> LayoutRow:
     KvlinkError
         Whatever a handoff may end with.
     """
-    request = Request.of(PAIRS[setting.pair], total_bytes=setting.total_bytes)
+    with ExitStack() as stack:
+        names = [setting.pair, *([setting.against] if setting.against else [])]
+        benches = [stack.enter_context(_opened(setting, name)) for name in names]
+        # The first handoff connects and maps, and is not counted: that happens once a pair of peers.
+        warm_ups = [bench.repeat(0) for bench in benches]
+        measured: list[list[_Repetition]] = [[] for _ in benches]
+        for index in range(1, setting.repeat + 1):
+            for which in range(len(benches))[:: 1 if index % 2 else -1]:
+                measured[which].append(benches[which].repeat(index))
+        return _row(setting, benches, warm_ups, measured)
+
+
+@contextmanager
+def _opened(setting: LayoutSetting, pair: str) -> Iterator[_Bench]:
+    """Start the processes and nodes of one pair."""
+    request = Request.of(PAIRS[pair], total_bytes=setting.total_bytes)
     pool = RankPool(request.pair.target, request)
     cache = pool.cache()
     arguments = {"request": request, "threads": setting.threads}
@@ -93,13 +117,9 @@ def measure_layout(setting: LayoutSetting) -> LayoutRow:
         kvlink.Node(cache, name="bench-target", copy_threads=setting.threads) as node,
     ):
         reference = RunReference(sources=sources.call("layouts", timeout_s=_DEADLINE_S), target=cache.layout)
-        bench = _Bench(setting=setting, request=request, pool=pool, sources=sources, node=node, reference=reference)
-        # The first handoff connects and maps, and is not counted: that happens once a pair of peers.
-        warm_up, *repetitions = [bench.repeat(index) for index in range(setting.repeat + 1)]
-        reason = lane_reasons(node)
+        yield _Bench(setting=setting, request=request, pool=pool, sources=sources, node=node, reference=reference)
         sources.call("close")
         sources.close()
-    return _row(setting, request, repetitions, lane_reason=reason, verified=warm_up.verified)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,16 +160,24 @@ class _Bench:
 
 
 def _row(
-    setting: LayoutSetting, request: Request, repetitions: list[_Repetition], *, lane_reason: str, verified: bool
+    setting: LayoutSetting,
+    benches: list[_Bench],
+    warm_ups: list[_Repetition],
+    measured: list[list[_Repetition]],
 ) -> LayoutRow:
+    request, repetitions = benches[0].request, measured[0]
     moved_gb = request.moved_bytes / _GB
     speeds = [moved_gb / repetition.seconds for repetition in repetitions]
     ratios = [repetition.memcpy_seconds / repetition.seconds for repetition in repetitions]
+    beside: list[float] = []
+    if setting.against:
+        other_gb = benches[1].request.moved_bytes / _GB
+        beside = [speed / (other_gb / other.seconds) for speed, other in zip(speeds, measured[1], strict=True)]
     return LayoutRow(
         system="kvlink",
         pair=setting.pair,
         lane="+".join(sorted({repetition.lane for repetition in repetitions})),
-        lane_reason=lane_reason,
+        lane_reason=lane_reasons(benches[0].node),
         threads=setting.threads,
         sources=len(request.pair.sources),
         run_bytes=repetitions[0].run_bytes,
@@ -162,5 +190,9 @@ def _row(
         ratio_to_memcpy=statistics.median(ratios),
         ratio_min=min(ratios),
         ratio_max=max(ratios),
-        verified=verified and all(repetition.verified for repetition in repetitions),
+        against=setting.against,
+        ratio_to_against=statistics.median(beside) if beside else None,
+        ratio_to_against_min=min(beside, default=None),
+        ratio_to_against_max=max(beside, default=None),
+        verified=all(repetition.verified for repetition in [*warm_ups, *(one for each in measured for one in each)]),
     )

@@ -71,8 +71,9 @@ PAIRS = {
     "block16-block64": Pair(sources=(Rank(),), target=Rank(block_tokens=64)),
     "block64-block16": Pair(sources=(Rank(block_tokens=64),), target=Rank()),
     "hnd-nhd": Pair(sources=(Rank(axes=HND),), target=Rank()),
+    "same-64KiB": Pair(sources=(Rank(block_tokens=32),), target=Rank(block_tokens=32)),
 }
-"""What `kvlink bench layout` measures. ``same`` is the control: nothing about it is unlike."""
+"""What `kvlink bench layout` measures. ``same`` and ``same-64KiB`` are the controls: nothing about them is unlike."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -140,7 +140,15 @@ COMPARED = Table(
 
 LAYOUT = Table(
     title=lambda row: f"Handoffs between unlike layouts: copy threads a side {row['threads']}",
-    columns=(_name("pair"), _name("lane"), _size("run_bytes", "run"), _count("runs"), *_SPEEDS, *_LIMIT),
+    columns=(
+        _name("pair"),
+        _name("lane"),
+        _size("run_bytes", "run"),
+        _count("runs"),
+        *_SPEEDS,
+        *_LIMIT,
+        _Column("against", lambda row: f"{row['ratio_to_against']:.2f} of {row['against']}" if row["against"] else "-"),
+    ),
     caption="Medians; the ratio is to one thread of memcpy over the same runs. Every element was verified.",
     charts=(
         Bars(

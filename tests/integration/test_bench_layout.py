@@ -19,7 +19,8 @@ from kvlink.errors import InvalidArgument
 
 LAYOUT_ROW_KEYS = [
     *("system", "pair", "lane", "lane_reason", "threads", "sources", "run_bytes", "runs", "moved_bytes"),
-    *("gbps_median", "gbps_min", "gbps_max", "memcpy_gbps", "ratio_to_memcpy", "ratio_min", "ratio_max", "verified"),
+    *("gbps_median", "gbps_min", "gbps_max", "memcpy_gbps", "ratio_to_memcpy", "ratio_min", "ratio_max"),
+    *("against", "ratio_to_against", "ratio_to_against_min", "ratio_to_against_max", "verified"),
 ]
 RUN_BYTES = {
     "same": 32768,
@@ -28,6 +29,7 @@ RUN_BYTES = {
     "block16-block64": 32768,
     "block64-block16": 32768,
     "hnd-nhd": 256,
+    "same-64KiB": 65536,
 }
 
 
@@ -64,7 +66,17 @@ def test_pairs_of_layouts_are_measured_and_verified():
         assert 0 < row["ratio_min"] <= row["ratio_to_memcpy"] <= row["ratio_max"]
         assert 0 < row["gbps_min"] <= row["gbps_median"] <= row["gbps_max"]
         assert row["memcpy_gbps"] > 0
+        assert (row["against"], row["ratio_to_against"]) == ("", None)
     assert next(row["sources"] for row in rows if row["pair"] == "tp4-tp2") == 2
+
+
+def test_a_pair_is_measured_beside_another():
+    [row] = rows_of(
+        *("bench", "layout", "--pair", "tp2-tp4", "--against", "same-64KiB", "--lane", "staged"),
+        *("--total-bytes", "2MiB", "--repeat", "3"),
+    )
+    assert (row["pair"], row["against"], row["lane"], row["verified"]) == ("tp2-tp4", "same-64KiB", "staged", True)
+    assert 0 < row["ratio_to_against_min"] <= row["ratio_to_against"] <= row["ratio_to_against_max"]
 
 
 def test_layouts_print_a_table_for_people():
@@ -76,8 +88,8 @@ def test_layouts_print_a_table_for_people():
 
 @pytest.mark.parametrize(
     "arguments",
-    [("layout", "--pair", "tp3-tp5"), ("plan", "--size", "4096")],
-    ids=["unknown pair", "one number"],
+    [("layout", "--pair", "tp3-tp5"), ("layout", "--against", "tp3-tp5"), ("plan", "--size", "4096")],
+    ids=["unknown pair", "against an unknown pair", "one number"],
 )
 def test_what_cannot_be_measured_is_one_line_and_exit_code_1(arguments):
     done = kvlink_command("bench", *arguments)
