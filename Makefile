@@ -153,9 +153,10 @@ bench: install
 	$(BENCH) transfer --memory foreign --threads 2 $(call TRANSFER,15) 4KiB,16KiB,64KiB,1MiB --peers kvlink,nixl $(call BENCH_TO,3-foreign-2)
 	UCX_TLS=tcp $(BENCH) transfer --lane staged $(call TRANSFER,7) 16KiB,64KiB --peers $(BENCH_PEERS) $(call BENCH_TO,4-tcp)
 	$(BENCH) layout --total-bytes 64MiB $(call BENCH_TO,5-layout)
-	$(BENCH) plan $(call BENCH_TO,6-plan)
-	$(BENCH) handoff $(call BENCH_TO,7-handoff)
-	$(BENCH) idle --peers 64 $(call BENCH_TO,8-idle)
+	UCX_TLS=tcp $(BENCH) layout --lane staged --pair tp2-tp4 --against same-64KiB --repeat 15 $(call BENCH_TO,6-layout-tcp)
+	$(BENCH) plan $(call BENCH_TO,7-plan)
+	$(BENCH) handoff $(call BENCH_TO,8-handoff)
+	$(BENCH) idle --peers 64 $(call BENCH_TO,9-idle)
 	$(BIN)/python -m benchmarks.results write $(BENCH_OUT) docs/RESULTS.md
 
 # The source archive and wheels in dist/, each wheel tried in clean environments with the oldest and the newest UCX

@@ -93,7 +93,8 @@ def table(rows):
     if "ratios" in first:
         return transfer(rows)
     columns = {
-        "pair": [("pair", str), ("run_bytes", format_size), ("runs", whole), ("ratio_to_memcpy", fraction)],
+        "pair": [("pair", str), ("run_bytes", format_size), ("runs", whole), ("ratio_to_memcpy", fraction)]
+        + ([("against", str), ("ratio_to_against", fraction)] if first.get("against") else []),
         "regions": [("blocks", whole), ("regions", whole), ("request_to_last_post_us_median", whole)],
         "p50_us": [("blocks", whole), ("concurrent", whole), ("p50_us", whole), ("p99_us", whole), ("gbps", fraction)]
         + [("ratio_to_one_large", fraction)],

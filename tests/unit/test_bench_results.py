@@ -36,6 +36,8 @@ def folder(tmp_path, monkeypatch):
     (out / "1-transfer.json").write_text(report(command, rows))
     row = {"pair": "tp2-tp4", "run_bytes": 512, "runs": 524288, "ratio_to_memcpy": 1.178}
     (out / "2-layout.json").write_text(report(["kvlink", "bench", "layout"], [row]))
+    beside = {**row, "against": "same-64KiB", "ratio_to_against": 0.815}
+    (out / "3-layout.json").write_text(report(["kvlink", "bench", "layout"], [beside]))
     return out
 
 
@@ -56,7 +58,8 @@ def test_the_marked_part_is_replaced_and_the_rest_stays(folder, tmp_path):
         assert "| kvlink (staged) to memcpy | 1.25 | 1.25 |" in text
         assert "| kvlink to nixl | 4.00 |  |" in text
         assert "| nixl: CPU s a GB | 0.75 |  |" in text
-        assert "| tp2-tp4 | 512 | 524,288 | 1.18 |" in text
+        assert "| tp2-tp4 | 512 | 524,288 | 1.18 |\n" in text
+        assert "| tp2-tp4 | 512 | 524,288 | 1.18 | same-64KiB | 0.81 |\n" in text
 
 
 def test_a_page_without_markers_is_refused_and_left_as_it_is(folder, tmp_path):
