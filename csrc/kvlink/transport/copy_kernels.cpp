@@ -169,7 +169,7 @@ void copy(const Grid& grid, Stores stores) noexcept {
 }
 
 /// Shorter runs are copied faster than they are fetched one by one. In longer ones the CPU finds the way by itself.
-constexpr std::uint64_t kShortestFetched = 256;
+constexpr std::uint64_t kShortestFetched = 512;
 constexpr std::uint64_t kLongestFetched = 32 << 10;
 /// How far ahead of the copy the source is fetched, into the second level of the cache: what is on its way there does
 /// not take the few places of the first. Half or twice as much does as well.
