@@ -118,7 +118,8 @@ def layout(
         )
         for name in (PAIRS if pair == "all" else pair.split(","))
     ]
-    _tell(_measure(measure_layout, settings, quiet=json == "-"), tables.LAYOUT, json, report)
+    rows = _measure(measure_layout, settings, quiet=json == "-")
+    _tell(rows, tables.BESIDE if against else tables.LAYOUT, json, report)
 
 
 @app.command()

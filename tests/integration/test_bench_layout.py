@@ -80,10 +80,13 @@ def test_a_pair_is_measured_beside_another():
 
 
 def test_layouts_print_a_table_for_people():
-    done = kvlink_command("bench", "layout", "--pair", "tp2-tp4", "--total-bytes", "512KiB", "--repeat", "1")
-    assert done.returncode == 0, done.stderr
-    assert "tp2-tp4" in done.stdout
-    assert "ratio" in done.stdout
+    measured = ("bench", "layout", "--pair", "tp2-tp4", "--total-bytes", "512KiB", "--repeat", "1")
+    for further, heading in (((), "runs"), (("--against", "same"), "to beside")):
+        done = kvlink_command(*measured, *further)
+        assert done.returncode == 0, done.stderr
+        assert "tp2-tp4" in done.stdout
+        assert "ratio" in done.stdout
+        assert heading in done.stdout
 
 
 @pytest.mark.parametrize(
